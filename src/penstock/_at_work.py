@@ -48,7 +48,7 @@ at_work = _AtWork()
 
 @contextmanager
 def among(rows: Sequence[int], n: int) -> Iterator[None]:
-    """Limits `penstock.each(keys)` in the `with` block to these rows of the `n` rows requested from the dataset."""
+    """Inside the `with` block, only these rows of a step with `n` rows are read: see `penstock.each`."""
     source = at_work.source
     if source is None:
         yield
@@ -63,7 +63,7 @@ def among(rows: Sequence[int], n: int) -> Iterator[None]:
 
 
 class _Parts(Source):
-    """The samples inside of samples, such as the documents of packed rows. Each has the generator of its own key."""
+    """Provides random numbers for the parts of a sample, such as the documents of a packed row, by their own keys."""
 
     def __init__(self, keys: Sequence[Any], outer: Source) -> None:
         self._keys, self._outer = keys, outer
@@ -101,7 +101,7 @@ class _Parts(Source):
 
 @contextmanager
 def parts_of_samples(keys: Sequence[Any]) -> Iterator[None]:
-    """Inside the `with` block, a dataset is asked for these keys, which are parts of the samples at work."""
+    """Inside the `with` block, `rng()` and `each(keys)` refer to these parts of the current samples."""
     if at_work.source is None:
         yield
         return
@@ -111,7 +111,7 @@ def parts_of_samples(keys: Sequence[Any]) -> Iterator[None]:
 
 @contextmanager
 def working_at(source: Source) -> Iterator[None]:
-    """Makes `rng()` use this source inside the `with` block. Blocks can be nested, for example by a nested loader."""
+    """Makes `rng()` use this source inside the `with` block. Blocks can be nested."""
     outer, at_work.source = at_work.source, source
     try:
         yield

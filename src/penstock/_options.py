@@ -526,7 +526,7 @@ _SCHEDULERS = (
 
 
 def this_rank(environment: Mapping[str, str]) -> RankShard:
-    """Finds (rank, number of ranks): from torchrun's variables, a library or a scheduler's variables; else (0, 1)."""
+    """Finds (rank, number of ranks) in torchrun's variables, libraries, or a scheduler's variables; else (0, 1)."""
     found = _of_variables(environment, _TORCHRUN) or ranks_of_libraries()
     return RankShard(*(found or _of_variables(environment, *_SCHEDULERS) or ONE))
 
@@ -613,7 +613,7 @@ def _is_order(sampler: Any) -> bool:
 
 
 def _check_lengths(is_stream: bool, given: dict[str, Any]) -> None:
-    """Checks the settings about lengths. Makes the padding and the loader agree on `buckets` and `max_length`."""
+    """Checks the settings about lengths. Makes `pad` and the loader agree on `buckets` and `max_length`."""
     tokens, balance, pad = given["batch_tokens"], given["balance"], padding_of(given["collate_fn"])
     for name in ("max_length", "batch_multiple", "buckets", "lengths", "accumulate"):
         value, default = given[name], OPTIONS[name].default
@@ -650,7 +650,7 @@ def _check_lengths(is_stream: bool, given: dict[str, Any]) -> None:
 
 
 def _match_padding(given: dict[str, Any], pad: Pad | None) -> None:
-    """Makes the padding and the budget agree on lengths, so that no batch is wider than planned."""
+    """Makes `pad` use the lengths of the budget, so that no batch is wider than planned."""
     given["buckets"] = checked_buckets("buckets", given["buckets"]) or None
     if pad is None:
         if given["buckets"] and (given["collate_fn"] is None or hasattr(given["collate_fn"], "into")):

@@ -31,7 +31,7 @@ GetScratch = Callable[[int], Pixels]
 
 
 def open_image(data: Any, color: Color, name: object, limit: int | None = None) -> Jpeg | Decoded:
-    """Opens an image, given as a file's bytes or as pixels. A file may have at most `limit` bytes of pixels."""
+    """Opens an image: the bytes of a file, which may have at most `limit` bytes of pixels, or pixels."""
     if isinstance(data, np.ndarray):
         return Decoded(_from_array(data, color, name))
     if data[:3] == b"\xff\xd8\xff":
@@ -86,8 +86,8 @@ class Jpeg:
     def pixels(self, rows: int, shrink: int, scratch: GetScratch) -> tuple[Pixels, int]:
         """Decodes at least the first `rows` rows. Returns the pixels, and the factor by which they are scaled down.
 
-        `rows` is a number of rows of the full-size image. `shrink` is the largest allowed factor: 1, 2, 4 or 8. The
-        last row and the last column may contain padding. `scratch(n)` returns a temporary buffer of n bytes.
+        `rows` refers to the full-size image. `shrink` is the largest allowed factor: 1, 2, 4 or 8. The last row and
+        the last column may contain padding. `scratch(n)` returns a temporary buffer of n bytes.
         """
         data: bytes | bytearray = self._data
         height, width = self._size
@@ -116,7 +116,7 @@ class Jpeg:
 
 
 def _check_density(data: bytes, pixels: int, name: object) -> None:
-    """Raises ImageError if a JPEG has too few bytes for its pixels. Decoders would invent the missing pixels."""
+    """Raises ImageError if a JPEG has too few bytes for its pixels, which decoders would then invent."""
     if pixels > _DENSEST * len(data):
         raise ImageError(
             f"{name}: it is a JPEG of {pixels:,} pixels, which cannot be in its {len(data):,} bytes. The file is cut "

@@ -92,7 +92,7 @@ def start(gate: Gate, producer: Producer) -> threading.Thread:
 
 
 class Copies:
-    """Copies batches into slabs (reusable memory blocks). With `pin`, copies tensors into pinned memory."""
+    """Copies batches into slabs. With `pin`, copies tensors into pinned memory."""
 
     def __init__(self, most: int, field: FieldCast | None, pin: bool) -> None:
         self._field = field
@@ -159,7 +159,7 @@ def _copied(leaf: Any, field: FieldCast | None, writer: Writer, pin: bool) -> An
 
 
 class Producer:
-    """Reads the source and copies its batches. Only the holder of the lock `turn` may use it, except for `wanted`."""
+    """Reads the source and copies its batches. All attributes except `wanted` need the lock `turn`."""
 
     def __init__(self, source: Any, copies: Copies) -> None:
         kind = type(source)
@@ -237,7 +237,7 @@ class Producer:
         self._iterator = iter(self._source() if self._call else self._source)
 
     def leave(self) -> None:
-        """Closes the source's iterator now, instead of leaving this to the garbage collector."""
+        """Closes the source's iterator at once, without waiting for the garbage collector."""
         iterator, self._iterator = self._iterator, None
         close = getattr(iterator, "close", None)
         if iterator is not self._source and close is not None:
@@ -247,7 +247,7 @@ class Producer:
         return self._source.state_dict() if self.has_state else None
 
     def _state_if_any(self) -> Any:
-        """Returns the source's state, or None if the source raises. Used while another error is being handled."""
+        """Returns the source's state, or None if that raises. Used while another error is being handled."""
         with suppress(BaseException):  # if the thread ended, the consumer would wait forever
             return self.state()
         return None

@@ -54,7 +54,7 @@ def progress(iterable: Iterable[T], description: str = "", *, total: int | None 
 
 
 def _length(*candidates: Any) -> int | None:
-    """Tries `len()` on each candidate, and returns the first result, or None. Exceptions are ignored."""
+    """Returns the first `len()` that works, or None."""
     for candidate in candidates:
         try:
             return len(candidate)

@@ -1,4 +1,4 @@
-"""Reads all samples of a dataset once, to judge or measure each, and keeps the result if it comes from files."""
+"""Reads all samples of a dataset once, to judge or measure them, and keeps the result if they come from files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_AT_ONCE = 4096
 
 
 class _Unordered(SameKeys[Any]):
-    """A dataset that is read by the keys of a sampler, also if it is a mixture, which has an order of its own."""
+    """A dataset that is read by the keys of a sampler, even if it is a mixture, which has its own order."""
 
     __order__ = None
 

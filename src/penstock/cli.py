@@ -66,7 +66,7 @@ def _parse_and_run(arguments: Sequence[str] | None) -> int:
 
 
 def _nobody_reads() -> bool:
-    """True if the reader of our output has exited, as `head` does. The rest of the output is then discarded."""
+    """True if the reader of our output has exited, as `head` does. Discards the rest of the output."""
     output = sys.stdout.fileno()
     poll = select.poll()
     poll.register(output, 0)

@@ -69,7 +69,7 @@ def prefetch(
 
 
 class _ReadingThread:
-    """Describes the reading thread to `Measures`, as if it were a pool with one worker."""
+    """Describes the reading thread to `Measures`, as if it were a crew of one worker."""
 
     seats: ClassVar = [0]
 
@@ -196,7 +196,7 @@ class Prefetcher:
 
     @property
     def _can_begin(self) -> bool:
-        """True if a new pass over the source can start: the first pass, or one that restarts the source."""
+        """True if a new pass over the source can start: the first one, or one that restarts the source."""
         # At its end a generator is exhausted. Other iterators may start again when iter() is called.
         over = self._over and not isinstance(self._source, Generator)
         return self._producer.wanted is None or over or self._producer.can_restart
@@ -243,7 +243,7 @@ class Prefetcher:
 
     @never_ends
     def _load_state_dict(self, state: Any) -> None:
-        """Waits for the end of the source's current batch, and loads a state. If loading fails, reading continues."""
+        """Loads a state when the source has finished its current batch. If loading fails, reading continues."""
         self._check()
         with self._producer.turn:
             try:
@@ -311,7 +311,7 @@ class Prefetcher:
             )
 
     def _begin(self, again: bool, *, loaded: bool = False, first: Any = None) -> None:
-        """Starts the thread and a pass. `again`: a new pass at every call. `loaded`: at the state `first`."""
+        """Starts the thread and, with `again` or the first time, a pass: at the state `first` if `loaded`."""
         self._check()
         producer = self._producer
         with self._beginning:

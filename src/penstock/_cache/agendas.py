@@ -95,7 +95,7 @@ class Ranking(NamedTuple):
 
 
 def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda], new: int = 0) -> Ranking:
-    """Ranks pieces (Belady): unneeded ones first, oldest first, then those whose next use is furthest away."""
+    """Ranks pieces for eviction (Belady): unneeded ones first, oldest first, then those with the latest next use."""
     needs = Needs([*keys, new], agendas)
     now = needs.after(0)
     ahead = 0 if now[-1] == FAR else int(now[-1])

@@ -106,7 +106,7 @@ class Cache:
         return self._mapped.get(name)
 
     def fetch(self, name: str, make: MakePiece) -> bool:
-        """Stores a piece for a later `get`. Returns False, without a warning, if the piece cannot be written."""
+        """Stores a piece for a later `get`. Returns False, without a warning, if that fails."""
         digest = digest_of(name)
         try:
             return with_loan(self._folder.lock(digest), self._fetched, name, digest, make)
@@ -153,7 +153,7 @@ class Cache:
         return self.has(name) or self._stored(digest, self._call(make)).refused is None
 
     def _made(self, digest: str, make: MakePiece) -> _MadePiece:
-        """Calls `make` and stores the piece, unless another process did so while this one waited for the lock."""
+        """Calls `make` and stores the piece, unless another process has stored it in the meantime."""
         with suppress(OSError, ValueError, MemoryError):
             return _MadePiece([self._opened(digest)])
         return self._stored(digest, self._call(make))

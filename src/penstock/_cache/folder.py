@@ -40,7 +40,7 @@ _FEW = 1000
 
 
 class FolderTotals(NamedTuple):
-    """The total size of all pieces in bytes, and a counter that grows with each eviction."""
+    """The total size of all pieces in bytes, and how many pieces were ever evicted."""
 
     total: int
     evicted: int
@@ -73,7 +73,7 @@ class FolderListing(NamedTuple):
 
 
 class FreeSpace:
-    """Tracks the free space in a folder. Listing a folder is slow, so it is done only if the folder may be full."""
+    """Tracks the free space in a folder, to avoid listing the folder, which is slow."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder, self._listed = folder, FolderListing({}, [])

@@ -111,7 +111,7 @@ class ByteLock:
 
 
 def again(fd: int) -> Callable[[], int]:
-    """Returns a function that opens the descriptor's file again, because each lock needs its own descriptor."""
+    """Returns a function that opens the descriptor's file again. (Each lock needs a descriptor of its own.)"""
     return partial(os.open, f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
 
 
@@ -136,7 +136,7 @@ class _Holder(NamedTuple):
 
 
 def _holders(fd: int, byte: int) -> Iterator[_Holder]:
-    """Yields this user's processes that hold the lock on a byte. Processes that `/proc` hides are left out."""
+    """Yields this user's processes that hold the lock on a byte, except those that `/proc` hides."""
     file = os.fstat(fd)
     for pid in trust.processes(os.geteuid()):
         with suppress(OSError):  # the process has ended, or is hidden from us

@@ -27,7 +27,7 @@ _REMEMBERED = 4096  # blocks whose pieces are cached
 
 
 class WantedPiece(NamedTuple):
-    """A piece that a block needs: its name in the cache, its approximate size, and the function that fetches it."""
+    """A piece that a block needs: its name in the cache, its approximate size, and a function that fetches it."""
 
     name: str
     nbytes: int
@@ -60,14 +60,14 @@ class Lookout:
         self.forget()
 
     def forget(self) -> None:
-        """Discards the agenda (the list of future reads), because it is outdated or could not be published."""
+        """Discards the agenda, because it is outdated or could not be published."""
         self._uses: Uses | None = None
         self._listed: list[list[int]] = []  # for each of the first uses: the keys of its pieces
         self._rows = 0  # the number of keys in `_listed`
         self._published = 0  # how many uses are published
 
     def joins(self, other: Lookout) -> bool:
-        """Takes over the datasets of `other`, before `agenda` is called. False for another loader or cache."""
+        """Adds the datasets of `other`. Returns False for another loader or cache. Call it before `agenda`."""
         if self._forecasts[0].root is not other._forecasts[0].root or repr(self.cache) != repr(other.cache):
             return False
         self._forecasts += other._forecasts
@@ -80,7 +80,7 @@ class Lookout:
         return self._forecasts[0].position
 
     def agenda(self) -> Agenda | None:
-        """Returns a new agenda (the list of future reads), or None if the last one need not be replaced yet."""
+        """Returns a new agenda, or None if the last one is still good."""
         position = self.position
         if self._uses is None or position >= self._uses.until:
             self.forget()
@@ -127,7 +127,7 @@ class Lookout:
             self._rows += len(keys)
 
     def look(self, most: int, coming: Mapping[str, int], failed: Collection[str]) -> list[WantedPiece]:
-        """Returns up to `most` pieces to fetch now, most urgent first. Stops if the next piece has no space."""
+        """Returns up to `most` pieces to fetch now, most urgent first. Stops at the first piece that has no space."""
         found: list[WantedPiece] = []
         space, ahead = None, 0
         evicted = self.cache.evicted
@@ -163,7 +163,7 @@ class Lookout:
 
 
 def _asked(datasets: Sequence[InPieces], edges: Sequence[NDArray[np.int64]], block: int) -> Sequence[WantedPiece]:
-    """Returns the pieces that a block consists of. Blocks are numbered across all datasets."""
+    """Returns the pieces of a block. Blocks are numbered across all datasets."""
     for dataset, its in zip(datasets, edges, strict=True):
         if block < len(its) - 1:
             return dataset.pieces_of(block)

@@ -76,7 +76,7 @@ def stamp_of(about: os.stat_result) -> FileStamp:
 def mapped(
     path: str, digest: str, checked: FileStamp | None = None, group: int | None = None
 ) -> tuple[memoryview, FileStamp]:
-    """Maps a piece. Raises ValueError for a damaged piece. Skips the checksum if `checked` is the file's stamp."""
+    """Maps a piece. Raises ValueError if it is damaged. Skips the checksum if `checked` is the file's stamp."""
     fd = acquire(partial(trust.open_ours, path, group=group), os.close)
     try:
         about = os.fstat(fd)

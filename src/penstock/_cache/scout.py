@@ -36,7 +36,7 @@ _MOMENT = 0.1  # seconds after which a waiting fetch notices that the scout is c
 
 
 class Scout:
-    """Fetches pieces ahead of a loader. Errors are ignored: workers fetch missing pieces."""
+    """Fetches pieces ahead of a loader. Ignores errors, because workers fetch whatever is missing."""
 
     def __init__(self, forecast: Forecast, dataset: InPieces, cache: Cache, ahead: int = AHEAD) -> None:
         self._lookout = Lookout(forecast, dataset, cache, ahead, min(NEAR, cache.limit // 4))
@@ -46,7 +46,7 @@ class Scout:
         self._thread: threading.Thread | None = None
 
     def joins(self, other: Scout) -> bool:
-        """Takes over as `Lookout.joins` does. Must be called before either scout is started."""
+        """Adds the datasets of `other`, as `Lookout.joins` does. Call it before either scout is started."""
         return self._lookout.joins(other._lookout)
 
     def start(self) -> None:
@@ -85,7 +85,7 @@ class _Fetches:
         self.bell.put(None)
 
     def wait(self, least: float) -> None:
-        """Waits until a fetch has ended or 20 ms have passed, but at least `least` seconds."""
+        """Waits until a fetch has ended, for at most 20 ms, but at least for `least` seconds."""
         until = time.monotonic() + least
         with suppress(queue.Empty):
             self.bell.get(timeout=max(least, _PAUSE))

@@ -63,7 +63,7 @@ _UNFINISHED = 0.2  # seconds to wait for the head of an inventory that was opene
 
 
 class Inventory:
-    """The list of a table's shared blocks, and the blocks that one loader claims (wants to keep)."""
+    """The list of a table's shared blocks, and the claim of one loader."""
 
     def __init__(self, table: str, claim: Claim) -> None:
         self._name = _NAME + table
@@ -145,7 +145,7 @@ def _claim_lock(fd: int, number: int) -> ByteLock:
 
 
 def _check_is_inventory(fd: int, name: str) -> None:
-    """Raises OSError if `fd` is not the inventory with this name. Must be called before a write."""
+    """Raises OSError if `fd` is not the inventory with this name. Call it before writing."""
     # A thread may close the inventory's descriptor while another one is about to write. The number may then be reused
     # for another file, perhaps one of the user's. So each writer opens a descriptor of its own, and checks it here.
     if not trust.is_memfd(f"/proc/self/fd/{fd}", name):
@@ -153,7 +153,7 @@ def _check_is_inventory(fd: int, name: str) -> None:
 
 
 class Shared:
-    """This process's decoded blocks of one table. Without any claim, only the newest are kept, up to `most` bytes."""
+    """This process's decoded blocks of one table. Without any claim, only the newest `most` bytes are kept."""
 
     def __init__(self, table: str, most: int) -> None:
         self._name, self._most = _NAME + table, most
@@ -168,7 +168,7 @@ class Shared:
         self._own: dict[int, int] = {}  # descriptors of blocks, by inode
 
     def get(self, block: int, make: MakeBlock) -> memoryview | None:
-        """Returns a block, decoded by `make` if no process has it; None without an inventory or after a timeout."""
+        """Returns a block, decoded by `make` if necessary, or None without an inventory or after a timeout."""
         inventory = self._find_inventory()
         if inventory is None:
             return None
@@ -183,7 +183,7 @@ class Shared:
             return None
 
     def _warn(self, error: OSError) -> None:
-        """Warns, at most once, if another program holds a lock for too long."""
+        """Warns, once, that another program holds a lock for too long."""
         if error.errno == errno.ETIMEDOUT and not self._is_warned:
             self._is_warned = True
             warn_caller(

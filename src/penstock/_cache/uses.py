@@ -17,7 +17,7 @@ _MOST = 1 << 16  # the largest number of uses that are computed from single keys
 
 
 class Uses(NamedTuple):
-    """The next uses of blocks, sorted by `first`. Positions are counted in samples read by the loader."""
+    """The next uses of blocks, sorted by `first`. Positions count the samples that the loader reads."""
 
     until: int  # the position at which the uses must be computed again
     blocks: NDArray[np.int64]
@@ -25,7 +25,7 @@ class Uses(NamedTuple):
     stop: NDArray[np.int64]  # the position after the last one that uses the block
 
     def before(self, number: int, position: int) -> Uses:
-        """Returns the first `number` uses, valid until halfway between `position` and the first omitted use."""
+        """Returns the first `number` uses. They are valid until the loader is halfway to the first use left out."""
         until = max(position + 1, (position + int(self.first[number])) // 2)
         return Uses(min(self.until, until), self.blocks[:number], self.first[:number], self.stop[:number])
 
@@ -70,7 +70,7 @@ def _of_spans(sources: Sequence[Blocked], blocks: Sequence[Grouping], epoch: int
 
 
 def _of_keys(forecast: Forecast, sources: Sequence[Blocked], at: int, end: int) -> tuple[list[_UseArrays], int]:
-    """Returns the uses from position `at` to `end`, or until there are `_MOST`, and the position reached."""
+    """Returns up to about `_MOST` uses from position `at` on, and the position where the search stopped."""
     parts: list[_UseArrays] = []
     count = 0
     while at < end and count < _MOST:

@@ -50,7 +50,7 @@ _LOOK_FOR_OUTAGES = 2.5  # after this many seconds without an outcome, the engin
 
 
 class Engine(EngineLifetime):
-    """A crew of workers, and the memory for their batches. The engine serves one run (epoch) at a time.
+    """A crew of workers, and the memory for their batches. The engine serves one run at a time.
 
     With `look_ahead`, steps of the next run may be prefetched. With `bundles`, several small steps may share a task.
     A worker that spends more than `hang` seconds on one step is killed.
@@ -97,7 +97,7 @@ class Engine(EngineLifetime):
 
     @property
     def ahead(self) -> Run | None:
-        """The run (epoch) that is being prefetched, or None."""
+        """The run that is being prefetched, or None."""
         return self._course.ahead
 
     # Figures. Any thread may ask for them.
@@ -112,11 +112,11 @@ class Engine(EngineLifetime):
 
     @property
     def ready(self) -> int:
-        """The number of finished batches not handed out yet. An undelivered bundle (several steps) counts as one."""
+        """The number of finished batches not handed out yet. A bundle counts as one."""
         return len(self._course.ready) + len(self._course.filled)
 
     def open_answer(self) -> Answer | None:
-        """Returns measurements for the steps of the current task that were already handed out, or None."""
+        """Returns measurements for those steps of the current task that were handed out, or None."""
         return self.stopwatch.open_answer(len(self._course.ready))
 
     def memory(self) -> tuple[int, int, int]:
@@ -129,7 +129,7 @@ class Engine(EngineLifetime):
     # Called by a reader.
 
     def open(self, run: Run) -> None:
-        """Begins a run (epoch). Drops prefetched steps that belong to another run."""
+        """Begins a run. Drops prefetched steps of any other run."""
         if run is not self._course.ahead:
             self.cancel()
         if self.closed:
@@ -148,14 +148,14 @@ class Engine(EngineLifetime):
         self._begun = True
 
     def reopen(self, run: Run) -> None:
-        """Continues the epoch with a run that has other keys, without prefetched batches. Hold the engine."""
+        """Continues the epoch with other keys, and drops prefetched batches. The caller must hold the engine."""
         if not self.closed:
             late: list[bool] = []
             self._cancel(None, late, None)
             self._open(run)
 
     def take_back(self) -> bool:
-        """Takes the engine from an iterator that has handed out its last batch. Returns True if this was possible."""
+        """Takes the engine from an iterator that has handed out its last batch. Returns False if it cannot."""
         taken: list[bool] = []
         self.held(partial(self._take_back, taken), wait=False)
         return bool(taken)
@@ -228,7 +228,7 @@ class Engine(EngineLifetime):
                 raise self._turn.closed_error()
 
     def cancel(self, timeout: float | None = None, run: Run | None = None) -> None:
-        """Drops prefetched batches and unfinished steps. If each step has a fixed worker, waits for these steps."""
+        """Drops prefetched batches and unfinished steps. If steps have fixed workers, waits for these steps."""
         if not self.is_ours():
             return
         late: list[bool] = []
@@ -256,7 +256,7 @@ class Engine(EngineLifetime):
     # Changes while it runs.
 
     def update(self, change: bytes) -> None:
-        """Sends a pickled change to the workers, and repeats undelivered steps. The caller must hold the engine."""
+        """Sends a pickled change to the workers, and repeats steps not handed out. Hold the engine."""
         if self.closed:
             return
         # This comes first, because a worker that is forked later already has the change, and must not make it again.

@@ -39,7 +39,7 @@ class EngineLifetime:
         return self.is_ours() and self._turn.is_used_here()
 
     def held(self, work: Callable[[], object], wait: bool = True) -> bool:
-        """Calls `work` while no other thread can use the engine. Unless `wait`, returns False if one is using it."""
+        """Calls `work` while no other thread can use the engine. Unless `wait`, returns False instead of waiting."""
         turn, hold = self._turn, (get_ident(), CHANGE)
         try:
             if wait:
@@ -65,7 +65,7 @@ class EngineLifetime:
                 self.backend.wake()
 
     def at_exit(self) -> None:
-        """Stops the workers. But if a daemon thread is using the engine, the workers end when this process ends."""
+        """Stops the workers. While a daemon thread uses the engine, they end with this process instead."""
         self._finalizer()
 
     def _let_go(self) -> None:
@@ -76,7 +76,7 @@ class EngineLifetime:
             self._turn.changes.tell()
 
     def _end_if_free(self) -> bool:
-        """Stops the workers. Returns False if another thread is using the engine; that thread will then stop them."""
+        """Stops the workers. If another thread is using the engine, returns False, and that thread will stop them."""
         return self.held(partial(self._end, self._turn.ended_by), wait=False)
 
     def _end(self, by: str) -> None:

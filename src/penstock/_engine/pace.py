@@ -13,7 +13,7 @@ _SLOW = 1e-3  # seconds that a step is assumed to take until it is measured: ste
 
 
 class Pace:
-    """Decides how many steps the next task should have. This number is `bundle`, and at most `most`."""
+    """Decides how many steps the next task has. The current decision is `bundle`, and its limit is `most`."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -26,7 +26,7 @@ class Pace:
         self.bundle = 1
 
     def learn(self, seconds: float, nbytes: int, steps: int, lent: int) -> None:
-        """Updates `bundle` after a task. `lent` is the number of slabs that the caller holds."""
+        """Updates `bundle` from the measurements of a task. `lent` is the number of slabs that the caller holds."""
         self._largest = max(self._largest, nbytes // steps + 1)
         # A single slow step counts little: it may have waited for a processor.
         self._seconds += (min(seconds / steps, 8 * self._seconds) - self._seconds) / 8

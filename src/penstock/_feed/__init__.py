@@ -1,4 +1,4 @@
-"""Feeds: how a loader obtains its samples: by key, from a stream, or by loading the light items of a stream."""
+"""Feeds: how a loader obtains its samples."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ __all__ = ["Feed", "feed_of"]
 
 
 def feed_of(dataset: Any, options: Options, has_load: bool, borrow: Borrow | None = None) -> Feed:
-    """`has_load`: the dataset is a stream whose items are turned into samples by its `load()` method."""
+    """Returns the feed for a dataset. `has_load` is True for a stream of light items."""
     kind = ByKey if not is_stream(dataset) else ByItem if has_load else ByStream
     return kind(dataset, options, borrow)

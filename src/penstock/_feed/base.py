@@ -37,7 +37,7 @@ Borrow = Callable[..., Loan]
 
 
 class Begin(NamedTuple):
-    """The position at which a run (one pass over an epoch) begins."""
+    """The position at which a run begins."""
 
     steps: int = 0  # the first steps, which were already handed out
     beyond: frozenset[int] = frozenset()  # later steps that were handed out, too
@@ -154,7 +154,7 @@ class Run:
         return error
 
     def ended(self, worker: int, mark: bytes) -> None:
-        """Records that this worker's stream has ended. `mark` is the position where the next epoch starts."""
+        """Records that a worker's stream has ended. The next epoch starts at `mark`."""
         self.end = self.ends[worker] = mark
 
     def finish(self) -> BaseException | None:
@@ -163,7 +163,7 @@ class Run:
         return self.take_error()
 
     def leave(self) -> None:
-        """Records that the next epoch has begun although the caller never received this epoch's StopIteration."""
+        """Records that the next epoch has begun, although the caller never received this epoch's StopIteration."""
         self.is_left = True
 
     def continued(self, task: Task, position: bytes | None) -> Task:
@@ -249,11 +249,11 @@ class Feed:
         return None
 
     def beginning(self, *, is_fresh: bool) -> bytes | None:
-        """Returns the position at which the next epoch would begin, pickled. None if it is unknown: see `initial`."""
+        """Returns the pickled mark at which the next epoch would begin, or None if it is unknown: see `initial`."""
         return initial(self.read_from(), is_fresh=is_fresh)
 
     def replacements(self, plan: AnyPlan | None) -> Any:
-        """Returns the order from which replacements are drawn. None if unknown, or without `on_error="replace"`."""
+        """Returns the order from which replacement keys are drawn, or None if it is unknown or not needed."""
         return None
 
     def steps(self, epoch: int, plan: AnyPlan | None) -> int:
@@ -266,7 +266,7 @@ class Feed:
     # One batch.
 
     def index(self, task: Task, rows: int, mended: Mended | None) -> NDArray[np.uint64] | None:
-        """Returns the key of each row, or its position in a stream. None if any key is not an integer >= 0."""
+        """Returns the key of each row, or its position in a stream; None if a key is not an integer >= 0."""
         if mended is not None:
             return as_index(mended.keys)
         rank, world = self.options.shard

@@ -296,7 +296,7 @@ class ByKey(Feed):
 
 
 class _DrawnKeys(Reading):
-    """Reads a sampler that may use random numbers. `drawing` seeds the random generators for each batch."""
+    """Reads a sampler that may draw random numbers, for which `drawing` seeds the generators."""
 
     def __init__(self, sampler: Any, drawing: Callable[..., Any]) -> None:
         super().__init__(sampler)

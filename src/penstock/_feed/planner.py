@@ -23,7 +23,7 @@ WINDOW_OF_MIXTURE = 1 << 15
 
 
 class Planner:
-    """Makes a loader's plans. Keeps the last plan, because its windows may be needed again."""
+    """Makes a loader's plans. Keeps the last plan, whose windows may be needed again."""
 
     def __init__(self) -> None:
         self._last: ComputedPlan | None = None
@@ -31,7 +31,7 @@ class Planner:
         self._table: tuple[int | None, LengthTable] | None = None  # with the number of samples at that time
 
     def plan(self, feed: ByKey, order: Order, seed: int) -> ComputedPlan:
-        """Returns the plan that the loader needs now. If it is equal to the last plan, returns the last plan."""
+        """Returns the plan that the loader needs now: the last plan itself if nothing has changed."""
         plan = self._made(feed, order, seed)
         if self._last is None or self._last != plan:
             self._last = plan
@@ -49,7 +49,6 @@ class Planner:
         return WindowPlan(self._windows(feed, order, seed), *shape, order=order)
 
     def _windows(self, feed: ByKey, order: Order, seed: int) -> Windows:
-        """Returns the dataset's windows. Reuses the last windows if they are equal."""
         before, of = self._last, seed if feed.options.shuffle or feed.has_order else None
         if isinstance(before, WindowPlan) and (before.order, self._seed) == (order, of):
             return before.windows
@@ -58,7 +57,7 @@ class Planner:
         return made
 
     def _budget(self, feed: ByKey, order: Order, seed: int) -> BudgetWindows:
-        """Returns the windows whose samples are cut into batches. Reuses the last windows if they are equal."""
+        """Returns the windows whose samples are divided into batches."""
         options, pad, before = feed.options, feed.options.padding, self._last
         most = None if pad is None else pad.max_length
         made = BudgetWindows(
@@ -88,7 +87,7 @@ class Planner:
         return before.lengths if isinstance(before, BalancedPlan) and before.lengths == cut else cut
 
     def _lengths(self, feed: ByKey) -> LengthTable:
-        """Returns the length of each sample. Looks the lengths up again if the number of samples has changed."""
+        """Returns the length of each sample, looked up again if the number of samples has changed."""
         n = feed.length()
         if self._table is None or self._table[0] != n:
             self._table = n, LengthTable(_measured(feed))
@@ -100,7 +99,7 @@ def _is_random(order: Any) -> bool:
 
 
 def _samples_at_once(feed: ByKey) -> int:
-    """Returns how many samples are cut into batches together (by blocks: as many as are held at a time)."""
+    """Returns how many samples are divided into batches together: in a block order, those in memory."""
     if method_of(feed.dataset, "reweigh") is not None:
         return min(WINDOW, WINDOW_OF_MIXTURE)
     if feed.options.shuffle != "blocks" or feed.has_order:

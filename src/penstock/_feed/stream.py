@@ -65,7 +65,7 @@ class ItemFetch(Fetch):
 
     @staticmethod
     def key(job: Job, task: Task, item: Any, row: int) -> int:
-        """Returns the position of an item in the stream. Positions are unique, but items may be equal."""
+        """Returns the position of an item in the stream, which is unique, even if items are equal."""
         return job.number(task.step) * job.batch_size + row
 
 
@@ -82,7 +82,7 @@ class ByItem(Stream):
         return Run(numbers, epoch, steps.simplified(), None, at, read_from=reading, what="the stream")
 
     def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int, number: int) -> Any:
-        """Reads the light items of batch `number`. They are the same on all ranks. Returns END after the last."""
+        """Reads the light items of batch `number`, or END. They are the same on all ranks."""
         size = self.options.batch_size or 1
 
         def read() -> list[Any] | None:
@@ -134,7 +134,7 @@ class StreamFetch(Fetch):
         return samples, None
 
     def _timed(self, task: Task, number: int, items: Iterator[Any]) -> Iterator[Any]:
-        """Yields the items of batch `number` and times each. An item's key is its position in the stream."""
+        """Yields the items of batch `number`, and measures the time for each."""
         gauge = self._focus.gauge
         gauge.begin_epoch(task.epoch)
         before = perf_counter_ns()

@@ -25,7 +25,7 @@ class Identity(NamedTuple):
 
     @property
     def place(self) -> str:
-        """A digest of the file's name alone, which stays the same when the content changes."""
+        """A digest of the file's name, which stays the same when the content changes."""
         return hashlib.sha256(self.name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 

@@ -145,7 +145,7 @@ def _made_each(files: Sequence[AnyFile], kind: str, make: MakeIndex) -> Iterator
 
 
 class _Making(Dataset[dict[str, NDArray[Any]]]):
-    """A dataset whose workers make indexes. Sample i is the index of file i, or {} if it was stored on disk."""
+    """A dataset whose workers make indexes. Sample i is the index of file i, or {} if it could be stored on disk."""
 
     def __init__(self, files: Sequence[AnyFile], kind: str, make: MakeIndex) -> None:
         self._files, self._kind, self._make = files, kind, make
@@ -215,7 +215,7 @@ def _places(file: AnyFile, kind: str) -> Iterator[_IndexBeside | _InCache]:
 
 
 def _is_shared(file: AnyFile, folder: Path) -> bool:
-    """True if this folder holds the file's pieces and a group shares them. The group then shares the index, too."""
+    """True if this folder holds the file's pieces for a group of users, who then share the index, too."""
     pieces = file.pieces if isinstance(file, RemoteFile) else None
     if not isinstance(pieces, PiecesOnDisk):
         return False
@@ -270,7 +270,7 @@ class _InCache(NamedTuple):
 
 
 class _NoFile(NamedTuple):
-    """Stands in for the indexed file if the stored arrays are not the index of a file."""
+    """Stands in for the indexed file when the arrays do not come from a file."""
 
     size: int = 0
     modified: int = 0
@@ -306,7 +306,7 @@ def _write(file: AnyFile | _NoFile, kind: str, arrays: Arrays, fd: int) -> None:
 
 
 def _read(place: _IndexBeside | _InCache, file: AnyFile | _NoFile, kind: str) -> tuple[Arrays, dict[str, int]]:
-    """Returns the arrays of an index and their CRC-32s. Raises if it is damaged, untrusted or for another file."""
+    """Returns the arrays of an index and their CRC-32s. Raises if it is damaged, untrusted or of another file."""
     index = File(os.fspath(place.path))
     if not os.path.samestat(place.check(), os.fstat(index.descriptor().number)):
         raise ValueError("another file was put in its place")

@@ -40,7 +40,7 @@ class _GivenUrl:
         self._is_pattern = _MAGIC.search(key) is not None
 
     def named(self, pause: Pause) -> StoredObject | None:
-        """Returns the file with this URL, or None if the URL is a pattern or may be a folder (see `below`)."""
+        """Returns the file with this URL, or None if the URL is a pattern or may be a folder."""
         is_folder = not self._key or self._key.endswith("/")
         if not self._is_web and (is_folder or self._is_pattern):
             return None

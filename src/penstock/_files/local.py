@@ -68,11 +68,11 @@ class AnyFile:
         return cast(BinaryIO, _FileObject(self))
 
     def beyond(self, start: int, length: int) -> NoReturn:
-        """Raises the FormatError for a read beyond the end of the file."""
+        """Raises FormatError, because this read goes beyond the end of the file."""
         self.damaged(start, f"{length:,} bytes were expected here, but the file ends at byte {self.size:,}")
 
     def refused(self, place: int, what: str) -> NoReturn:
-        """Raises FormatError for the byte offset `place`. `what` says what is wrong there and how to fix it."""
+        """Raises FormatError for the byte offset `place`. `what` says what is wrong there and what to do."""
         raise FormatError(f"{self.path}, byte {place:,}: {what}.")
 
     def damaged(self, place: int, what: str) -> NoReturn:
@@ -107,12 +107,12 @@ class AnyFile:
 
 
 class File(AnyFile):
-    """A local file that is read by position. Reading raises FormatError if it has changed since it was opened."""
+    """A local file, read by position. Reading raises FormatError if the file has changed since it was opened."""
 
     __slots__ = ("__weakref__", "_descriptor")
 
     def __init__(self, path: str, known: tuple[int, int] | None = None) -> None:
-        """`known` is the (size, modification time) from a pickled copy. If None, the file system is asked."""
+        """`known` is (size, modification time) in a pickled copy. If it is None, the file system is asked."""
         if known is None:
             found = os.stat(path)
             if not stat.S_ISREG(found.st_mode):
@@ -220,7 +220,7 @@ class _FileObject(io.RawIOBase):
 
 
 class Descriptor:
-    """A file descriptor that is closed when this object is freed. A thread that reads keeps the object alive."""
+    """A file descriptor that is closed with this object. A thread that reads keeps the object alive."""
 
     __slots__ = ("number",)
 

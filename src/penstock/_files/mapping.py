@@ -33,7 +33,7 @@ def mapped(files: Sequence[File]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def reserved(nbytes: int) -> NDArray[np.uint8]:
-    """Reserves a range of addresses as a read-only array of zeros. Freeing the array unmaps files in the range."""
+    """Reserves a range of addresses as a read-only array of zeros. Freeing the array unmaps the files in it."""
     room = mmap.mmap(-1, nbytes, flags=_NOTHING, prot=mmap.PROT_READ)
     return np.frombuffer(room, np.uint8)  # keeps the map alive
 

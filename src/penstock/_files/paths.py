@@ -42,7 +42,7 @@ def find_files(paths: Paths, suffixes: Collection[str], reader: str, access: Acc
 
 
 def _spelt_out(path: str) -> list[str]:
-    """Expands the number ranges in a path, such as `shard-{000..099}.tar` (WebDataset's notation)."""
+    """Expands the number ranges in a path, such as `shard-{000..099}.tar`."""
     found = _RANGE.search(path)
     if found is None or os.path.exists(path):
         return [path]
@@ -91,7 +91,7 @@ def text_of(path: FilePath, reader: str) -> str:
 
 
 def _files_of(given: str, suffixes: Collection[str], reader: str) -> list[str]:
-    """Returns the absolute paths of the local files that are named by a path, a pattern or a folder."""
+    """Returns the absolute paths of the local files that a path, a pattern or a folder names."""
     path = os.path.abspath(given)
     shown = path if redacted(given) == given else redacted(given)
     if os.path.isdir(path):

@@ -33,7 +33,7 @@ class Pieces(Protocol):
 
     @property
     def passing(self) -> Pieces:
-        """Where to keep pieces of files whose version is unknown. Other processes do not use them: see `Identity`."""
+        """The place for pieces of files whose version is unknown. Other processes do not use it: see `Identity`."""
 
     def get(self, piece: Piece, fetch: FetchPiece) -> memoryview:
         """Returns the bytes of a piece, calling `fetch(piece)` if they are not stored here."""
@@ -41,7 +41,7 @@ class Pieces(Protocol):
     def found(self, piece: Piece) -> memoryview | None: ...
 
     def mapped(self, piece: Piece) -> memoryview | None:
-        """Returns a piece if it is kept in a mapped file, until dropped always the same object; otherwise None."""
+        """Returns a piece if it is in a mapped file, as the same object until it is dropped, and otherwise None."""
 
 
 class PiecesInMemory:

@@ -30,7 +30,7 @@ _FAR = 8  # a read beyond this many pieces does not fetch the pieces in between
 
 
 class RemoteFile(AnyFile):
-    """A remote file that is read in pieces, by position. If the file has changed, reading raises FormatError."""
+    """A remote file, read in pieces by position. If the file has changed, reading raises FormatError."""
 
     __slots__ = ("_digest", "_identity", "_remote", "_stored", "edges", "pieces")
 
@@ -84,7 +84,7 @@ class RemoteFile(AnyFile):
         return found
 
     def read_rows(self, starts: NDArray[np.int64], out: NDArray[np.uint8], places: NDArray[np.intp]) -> None:
-        """Fills rows of `out`. Row `places[i]` gets the bytes that begin at the offset `starts[i]`."""
+        """Fills rows of `out`. Row `places[i]` gets the bytes from the offset `starts[i]` on."""
         width = out.shape[1]
         if not len(starts):
             return
@@ -150,7 +150,7 @@ class RemoteFile(AnyFile):
         return folder + slash + name
 
     def _views(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, memoryview]]:
-        """Yields (piece, bytes), cached pieces first. Callers must drop the bytes before they request more."""
+        """Yields (piece, bytes), cached pieces first. The caller must drop the bytes before it asks for the next."""
         # All views together may not fit into memory.
         missing = []
         for piece in pieces:

@@ -107,7 +107,7 @@ class Span:
 
 
 def span_of(files: Sequence[AnyFile], nbytes: int) -> Span | None:
-    """Returns a `Span` for reads of `nbytes` bytes, or None if a span is impossible or would stay empty."""
+    """Returns a `Span` for reads of `nbytes` bytes, or None if a span is impossible or useless."""
     if all(isinstance(file, RemoteFile) and isinstance(file.pieces, PiecesInMemory) for file in files):
         return None
     if nbytes > _remotefile.PIECE or _remotefile.PIECE % mmap.PAGESIZE:

@@ -200,7 +200,7 @@ class FieldCast:
                 self._write(out[row], source, row, source.size or 1)
 
     def _write(self, out: NDArray[Any], source: NDArray[Any], first: int, per_row: int) -> None:
-        """Writes and checks the array in parts. `per_row` is the number of elements in a row."""
+        """Writes and checks the array part by part. `per_row` is the number of elements in a row."""
         limits = _limits(source.dtype, out.dtype) if self.checked else None
         if limits is None or not source.size:
             np.copyto(out, source, casting="unsafe")
@@ -327,7 +327,7 @@ class FieldMemory:
 
 
 def converted(leaf: Any, field: FieldCast, empty: Empty) -> Any:
-    """Returns the leaf itself if it needs no conversion, otherwise a converted copy. `empty` allocates the copy."""
+    """Returns the leaf itself if it needs no conversion, otherwise a converted copy in memory from `empty`."""
     kind = type(leaf)
     if kind is np.ndarray or kind is np.memmap:
         return leaf if field.target(leaf.dtype) is None else FieldMemory(field, empty).put(leaf)

@@ -110,7 +110,6 @@ def _dicts(values: Sequence[dict[Any, Any]], empty: Empty, depth: int) -> dict[A
 
 
 def _mappings(values: Sequence[Mapping[Any, Any]], kind: type, empty: Empty, depth: int) -> Mapping[Any, Any]:
-    """Like `_dicts`, but for any Mapping. Returns a plain dict if `kind` cannot be created from a dict."""
     plain: list[dict[Any, Any]] = [{key: value[key] for key in value} for value in values]
     batch = _dicts(plain, empty, depth)
     if kind is defaultdict:
@@ -230,7 +229,7 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
 
 
 def common_dtype(values: Sequence[Array]) -> np.dtype[Any]:
-    """Returns a dtype that can hold the values of all arrays. Raises Misfit if there is none (numbers and text)."""
+    """Returns a dtype that can hold the values of all arrays. Raises Misfit if there is none: numbers and text."""
     dtype: np.dtype[Any] = values[0].dtype
     try:
         holds_all = np.result_type(*values) is dtype

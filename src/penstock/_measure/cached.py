@@ -46,12 +46,7 @@ def warn_of(outage: OngoingOutage) -> None:
 
 
 class CacheCounts:
-    """The cache counters of one worker, or of a loader's scouts (threads that download data ahead of time).
-
-    See `penstock.stats.CacheFigures` for the counters. Here, `waited` is in nanoseconds, and only scouts set `needed`
-    and `limit`. `changed` is True if a counter may have changed since `changed` was last reset. If `warns` is True,
-    the counting thread warns about outages, because the caller cannot see these counters.
-    """
+    """Lets other processes see the outage. Subclasses implement this."""
 
     NAMES = "hits", "misses", "waited", "fetched", "evicted", "requests", "retries", "nbytes", "decoded"
     __slots__ = (*NAMES, "changed", "limit", "needed", "outages", "warns")
@@ -76,7 +71,7 @@ class CacheCounts:
 
 
 class Request:
-    """A request to a store. After a failed attempt, the counters show an outage until the `with` block ends."""
+    """A request to a store. From a failed attempt to the end of the `with` block, the counters show an outage."""
 
     def __init__(self, counts: CacheCounts) -> None:
         self._counts = counts
@@ -106,7 +101,7 @@ outside = CacheCounts()
 
 
 class Counting(Source):
-    """A `Source` to use with `working_at`. Inside that `with` block, `counting()` returns these counters."""
+    """A `Source` that makes `counting()` return these counters inside a `working_at` block."""
 
     def __init__(self, counts: CacheCounts) -> None:
         self._counts = counts
@@ -119,8 +114,8 @@ class Counting(Source):
 def counting() -> CacheCounts:
     """Returns the counters of the worker or scout that the calling thread belongs to.
 
-    Threads share the counters without a lock. Under the GIL, `counts.hits += 1` is atomic as long as the right-hand
-    side makes no call (see `_system/interrupts.py`), so add only constants and local variables.
+    Threads share the counters without a lock, because `counts.hits += 1` is atomic under the GIL if the right-hand
+    side makes no call (see `_system/interrupts.py`). So add only constants and local variables.
     """
     source = at_work.source
     counts = None if source is None else source.cache

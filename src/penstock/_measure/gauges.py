@@ -1,8 +1,8 @@
 """The counters of workers: each worker writes to its own row of memory, and the caller can read it at any time.
 
 No messages are sent. An 8-byte word is written atomically, so a reader in another process sees either the old or the
-new value. A row belongs to a seat (a worker's slot in its crew), so a worker that replaces another one continues its
-counters. The memory has a head, followed by one row for each seat:
+new value. A row belongs to a seat, so a replacement worker continues the counters of the worker it replaces. The
+memory has a head, followed by one row for each seat:
 
     head   how long the caller has waited for batches so far; since when it has been waiting now (0 if it is not
            waiting); and whether workers keep a record of each task
@@ -110,7 +110,7 @@ class RowCopy(NamedTuple):
 class TracedTask(NamedTuple):
     """The times when a task began, and when its batch was fetched, made and sent. Used in traces.
 
-    In a bundle (several steps in one task), only the first step is timed. `fetched` and `made` are then estimates.
+    In a bundle, only the first step is timed. `fetched` and `made` are then estimates.
     """
 
     seat: int
@@ -175,7 +175,7 @@ def delay_ns(thread: str = "thread-self") -> int:
 
 
 class Gauges:
-    """The counters of all workers, one row each, in the shared file `fd`, or in private memory if `fd` is None."""
+    """The counters of all workers, one row each, in the shared file `fd`, or in private memory if it is None."""
 
     SIZE = _HEAD + _ROWS * _ROW * 8  # most pages are never touched, so they take no memory
 
@@ -207,12 +207,12 @@ class Gauges:
         return RowCopy(seat, self.memory[start : start + _COPIED].tobytes())
 
     def slowest(self, seat: int, epoch: int | None = None) -> list[Slow]:
-        """Returns the slowest samples of this worker, in all epochs or only in `epoch` (one of the last two)."""
+        """Returns the worker's slowest samples: of all epochs, or of one of the last two."""
         found = self.table(seat, 0 if epoch is None else 1 + epoch % 2)
         return [slow for slow in found if epoch in (None, slow.epoch)]
 
     def table(self, seat: int, number: int) -> list[Slow]:
-        """Returns the slowest samples of table 0 (all epochs), 1 (the last even epoch) or 2 (the last odd epoch)."""
+        """Returns the slowest samples in table 0 (all epochs), 1 (the last even epoch) or 2 (the last odd epoch)."""
         found = []
         for at in range(MOST_SLOW):
             start = self.entry(seat, number) + at * _ENTRY * 8
@@ -242,7 +242,7 @@ class Gauges:
         self.words[_TRACING] = on
 
     def records(self, seat: int) -> list[TracedTask]:
-        """Returns the task records that a worker has written since the last call, but at most the newest 512."""
+        """Returns the records of tasks that a worker has written since the last call, but at most the newest 512."""
         words, start = self.row(seat)
         recorded = words[_RECORDED]
         places = _record_places(start, self._read.get(seat, 0), recorded)
@@ -254,7 +254,8 @@ class Gauges:
     def tell(self, seat: int, *, whole: bool = True, since: int | None = None) -> bytes:
         """Returns a worker's counters as bytes, to be sent to another process.
 
-        `whole` adds the histogram and the slowest samples. `since` adds the task records from this number on.
+        If `whole` is True, they include the histogram and the slowest samples. If `since` is given, they include the
+        records of tasks from this number on.
         """
         words, start = self.row(seat)
         recorded = words[_RECORDED]
@@ -264,7 +265,7 @@ class Gauges:
         return _TOLD.pack(len(told) // 8, len(places)) + told + records
 
     def hear(self, seat: int, told: bytes | bytearray, shift: int) -> None:
-        """Stores a result of `tell` from another process. `shift` is the difference between the clocks, in ns."""
+        """Stores counters that `tell` returned in another process. Adds `shift` to times, in nanoseconds."""
         count, records = _TOLD.unpack_from(told)
         row = array("q", told[_TOLD.size : _TOLD.size + 8 * count])
         for at in _MOMENTS:
@@ -282,7 +283,7 @@ class Gauges:
         return self.words[_WAITED] + (_clock() - since if since else 0)
 
     def hear_caller(self, waited: int, tracing: int) -> None:
-        """Stores the `waited` and `tracing` values sent by a caller in another process."""
+        """Stores the head that the caller's process has sent: the time waited, and whether to keep task records."""
         self.words[_WAITED], self.words[_TRACING] = waited, tracing
 
     @property
@@ -293,7 +294,7 @@ class Gauges:
         return self.row(seat)[0][_RECORDED]
 
     def begun(self, seat: int, at: int) -> None:
-        """Records when this worker began its current task. The time 0 means that it has no task."""
+        """Records when this worker began its current task. A time of 0 means that it has none."""
         self.row(seat)[0][_SINCE] = at
 
     def row(self, seat: int) -> tuple[memoryview[int], int]:
@@ -311,7 +312,7 @@ def _record_places(start: int, first: int, stop: int) -> list[int]:
 
 
 class _PublishedCounts(CacheCounts):
-    """The cache counters of a worker. They also report store outages to the caller."""
+    """The cache counters of a worker, which also report outages of stores to the caller."""
 
     __slots__ = ("_gauges", "_seat")
 
@@ -324,7 +325,7 @@ class _PublishedCounts(CacheCounts):
 
 
 class Gauge:
-    """Measures one worker. With `detailed`, it times the parts of each step; with `times`, it times each sample."""
+    """Measures one worker: with `detailed`, the parts of each step, and with `times`, each sample."""
 
     def __init__(self, gauges: Gauges, seat: int, pid: int, cpu_ns: Callable[[], int]) -> None:
         self._memory, self._head = gauges.memory, gauges.words
@@ -365,7 +366,7 @@ class Gauge:
     def stepped(self, samples: int) -> None:
         """Records the times of a task's first step, if it was timed in detail. Other steps are assumed to be similar.
 
-        `samples` is the number of samples in the step, or 0 if the step failed or the number is unknown.
+        `samples` is the number of samples in the step, or 0 if it is unknown.
         """
         now, began = _clock(), self._began
         self.detailed = False
@@ -452,7 +453,7 @@ class Gauge:
         return len(slow := self._slow[self._epoch]) < MOST_SLOW or ns > slow[0][0]
 
     def note(self, slow: Slow) -> None:
-        """Adds a sample to the tables of slowest samples of this epoch and of all epochs, if it is slow enough."""
+        """Adds a sample to the tables of slowest samples, if it is slow enough."""
         text = _named(slow)
         for table in (0, self._epoch):
             heap = self._slow[table]

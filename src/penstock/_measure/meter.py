@@ -63,7 +63,7 @@ class Totals(NamedTuple):
         return Totals(self.tasks - before.tasks, sums, *rest)
 
     def plus(self, answers: bytes) -> Totals:
-        """Returns these totals plus `answers`, which are packed `Answer` tuples."""
+        """Returns the sum of these totals and of packed `Answer` tuples."""
         if not answers:
             return self
         table = np.frombuffer(answers, np.int64).reshape(-1, len(Answer._fields))
@@ -75,7 +75,7 @@ class Totals(NamedTuple):
 
 
 class MeterSnapshot(NamedTuple):
-    """A copy of all counters at one moment. Making it takes only 15 µs, because `sum` computes the totals later."""
+    """A copy of all counters at one moment, made in 15 µs. `sum` computes the totals later."""
 
     totals: Totals
     answers: bytes  # packed answers that `totals` does not include yet
@@ -140,7 +140,7 @@ class Meter:
         self._slowest: list[tuple[int, Slow]] = []
 
     def answered(self, wait: int, work: int, steps: int, rows: int, nbytes: int, ready: int) -> int:
-        """Stores a task's measurements until `add_up` is called. Returns how many tasks are stored."""
+        """Stores a task's measurements for `add_up`. Returns how many tasks are stored."""
         self._kept[next(self._numbers)] = _ANSWER.pack(wait, work, steps, rows, nbytes, ready)
         longest = self.longest
         if wait > longest[0] or work > longest[1] * steps:
@@ -150,7 +150,7 @@ class Meter:
         return len(self._kept)
 
     def add_up(self) -> None:
-        """Adds the stored measurements to the totals. Finalizers must not call this method; `keep` explains why."""
+        """Adds the stored measurements to the totals. Finalizers must not call this method: see `keep`."""
         with interrupts_deferred():
             if self._adding.acquire(blocking=False):  # otherwise another thread is doing it
                 try:
@@ -253,7 +253,7 @@ class Stopwatch:
             self.tracer.delivers(seq)
 
     def answer(self, ready: bool) -> None:
-        """Records the end of the caller's request. After a timeout, the time waited is added to the next request."""
+        """Records the end of the caller's request. After a timeout, the time waited counts for the next request."""
         now = self._answered = clock()
         self._wait += now - self._asked
         self._ready = ready
@@ -270,7 +270,7 @@ class Stopwatch:
         self._wait = 0
 
     def in_hand(self, left: int, now: int) -> Answer:
-        """Returns the measurements of the current task, without the `left` steps that were not handed out yet."""
+        """Returns the measurements of the current task, of which `left` steps were not handed out yet."""
         steps, rows, nbytes = self._delivered
         done = max(0, steps - left)
         rows, nbytes = rows * done // max(1, steps), nbytes * done // max(1, steps)

@@ -99,7 +99,7 @@ os.register_at_fork(after_in_child=_pages.clear)
 
 
 class FoundPage(NamedTuple):
-    """A page (published statistics) that was found in a process. `inode` is different for each page."""
+    """A page that was found in a process. No two pages have the same `inode`."""
 
     pid: int
     inode: int
@@ -107,7 +107,7 @@ class FoundPage(NamedTuple):
 
 
 def find(uid: int) -> Iterator[FoundPage]:
-    """Yields the readable pages of a user's processes. A page that a child has inherited is yielded again."""
+    """Yields the readable pages of a user's processes. A page that a child has inherited is yielded twice."""
     for pid, path in memfds(uid, NAME):
         with suppress(OSError, struct.error):  # a memfd of the same name that is not a page, or is another user's
             inode, text = _read(path, uid)
@@ -127,7 +127,7 @@ def memfds(uid: int, name: str) -> Iterator[tuple[int, str]]:
 
 
 def _read(path: str, uid: int) -> tuple[int, bytes | None]:
-    """Returns a page's inode and newest text, or None for a text that is missing or changed at each attempt."""
+    """Returns a page's inode and newest text. The text is None if it is missing, or changed at each attempt."""
     fd = trust.open_sealed(path, NAME, trust.OF_ONE_SIZE, owner=uid)
     try:
         inode = os.fstat(fd).st_ino

@@ -1,8 +1,8 @@
 """The forms of containers: how the containers of one class are taken apart and rebuilt.
 
-`FORMS` covers all subclasses of Mapping, list and tuple whose constructor makes an equal object from the items, which
-is tested for every instance. `EXACT_FORMS` covers only the classes that pickle rebuilds from the same parts, so that
-an object arrives in another process as if it had been pickled.
+`FORMS` covers subclasses of Mapping, list and tuple that can be rebuilt by calling their class with the items. For
+every instance, a test shows whether this makes an equal object. `EXACT_FORMS` covers only the classes that pickle
+rebuilds from the same parts, so that an object arrives in another process as if it had been pickled.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class MemoTable(dict[_K, _V]):
 
 
 def remake(kind: type, values: Mapping[Any, Any] | list[Any]) -> Any:
-    """Calls `kind(values)`. Returns None unless the result has exactly this class and exactly these values."""
+    """Returns `kind(values)`, or None unless it has exactly this class and exactly these values."""
     constructor: Callable[[Any], Any] = kind
     with suppress(Exception):  # a user's class may raise anything for values that it does not accept
         made = constructor(values)
@@ -158,7 +158,7 @@ def is_dataclass(kind: type) -> bool:
 
 
 def _form(kind: type) -> Form | None:
-    """Returns the form of a class (how to take its instances apart), or None if instances of the class are leaves."""
+    """Returns the form of a class, or None if its instances are leaves."""
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]
     if is_namedtuple(kind):
@@ -218,7 +218,7 @@ MARKED: dict[Any, Form] = {Attributes: _ATTRIBUTES, Items: _ITEMS}
 
 
 def _exact_form(kind: type) -> Form | None:
-    """Returns the form of a class (how to take its instances apart), or None if pickle does this differently."""
+    """Returns the form of a class, or None if pickle would rebuild its instances in another way."""
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]
     if kind in copyreg.dispatch_table or not _inherits(kind, object, "__reduce__", "__reduce_ex__"):

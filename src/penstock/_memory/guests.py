@@ -67,7 +67,7 @@ Reduce = Callable[[Any], Any]
 
 
 class Handler(NamedTuple):
-    """The functions that copy, pin, store and convert leaves (values in a batch) of one class."""
+    """The functions that copy, pin, store and convert leaves of one class."""
 
     copy: Callable[[Any], Any]
     pin: Callable[[Any], Any]
@@ -85,7 +85,7 @@ class Guest(Protocol):
     """For each exact class, a function that pickles its instances when they are inside other objects of a batch."""
 
     def handler(self, kind: type) -> Handler | None:
-        """Returns the handler for leaves (values in a batch) of this class, or None if none is needed."""
+        """Returns the handler for leaves of this class, or None if none is needed."""
 
     def shipping(self) -> Mapping[type, Reduce]:
         """Returns a mapping from classes (without their subclasses) to functions that pickle instances.
@@ -136,7 +136,7 @@ def all_met() -> bool:
 
 
 def can_pin() -> bool:
-    """True if a guest library, such as torch, is installed and finds an accelerator. Imports the guests."""
+    """True if a guest finds an accelerator. Imports the guests that are installed."""
     for name in GUESTS:
         with suppress(ImportError):
             guest = guest_in(name)
@@ -171,7 +171,7 @@ HANDLERS: Mapping[type, Handler | None] = MemoTable(_handler)
 
 
 class Shipping(dict[type, "Reduce | None"]):
-    """Maps each class to the function that pickles its instances, or to None. Used while one dataset is pickled."""
+    """Maps each class to the function that pickles its instances, or to None. Used for one dataset."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ ALIGN = 64
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The structure of a batch, and the location of each leaf in the slab, or None if pickled."""
+    """The structure of a batch, and the location of each leaf in the slab (None for a pickled leaf)."""
 
     spec: Spec
     spots: tuple[Spot | None, ...]
@@ -39,7 +39,7 @@ class Layout:
 
 
 class Writer:
-    """Writes one batch into one slab (memory block): allocates arrays for collate, then determines the layout.
+    """Writes one batch into one slab: allocates arrays for collate, then determines the layout.
 
     An array that does not fit is put into ordinary memory, and `overflow` becomes True.
     """
@@ -59,7 +59,7 @@ class Writer:
         self._copied: list[tuple[int, int]] = []
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Like `np.empty`, but allocates the array in the slab (memory block) if it fits."""
+        """Like `np.empty`, but allocates the array in the slab if it fits."""
         start = self.reserve(math.prod(shape) * dtype.itemsize)
         if start is None or dtype.hasobject:
             return np.empty(shape, dtype)
@@ -69,7 +69,7 @@ class Writer:
         return array
 
     def reserve(self, nbytes: int) -> int | None:
-        """Allocates `nbytes` bytes in the slab (memory block). Returns their offset, or None if they do not fit."""
+        """Allocates `nbytes` bytes in the slab. Returns their offset, or None if they do not fit."""
         start = (self.used + ALIGN - 1) & -ALIGN
         self.used = start + nbytes
         if self.used > self._size:
@@ -78,7 +78,7 @@ class Writer:
         return start
 
     def find(self, address: int, nbytes: int) -> int | None:
-        """Returns the offset of this address in the slab (memory block), or None if it is outside."""
+        """Returns the offset of this address in the slab, or None if it is outside."""
         start = address - self._base()
         return start if 0 <= start <= self._size - nbytes else None
 
@@ -93,10 +93,7 @@ class Writer:
         return start
 
     def hold(self, buffers: Sequence[pickle.PickleBuffer]) -> tuple[tuple[int, int], ...]:
-        """Copies buffers into the slab (memory block). Returns the offset and length of each.
-
-        Buffers that share memory still share it in the slab.
-        """
+        """Copies buffers into the slab, and returns the offset and length of each. Shared memory stays shared."""
         arrays = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
         spans = [(_address(array), array.nbytes, at) for at, array in enumerate(arrays)]
         held = [(0, 0)] * len(spans)
@@ -111,14 +108,11 @@ class Writer:
         return tuple(held)
 
     def place(self, tree: object) -> tuple[Spec, tuple[Spot | None, ...], list[object]]:
-        """Puts the arrays of a tree (a nested batch) into the slab.
+        """Puts the arrays of a batch into the slab. Returns its structure, where each array is, and the other leaves.
 
-        Returns the tree's structure, the location of each array, and the other leaves.
-
-        In two cases, the whole tree becomes a single leaf, which is pickled later. In the first case, the tree has a
-        leaf that is neither an array nor an atom (a value such as a number, which refers to no other object). In the
-        second case, an array occurs twice or shares memory with another array: pickle preserves this, but a layout
-        does not.
+        In two cases, the whole batch becomes one leaf, which is pickled later. In the first case, a leaf is neither
+        an array nor an atom (a value that refers to no other object, such as a number). In the second case, an array
+        occurs twice or shares memory with another array: pickle preserves this, but a layout does not.
         """
         pickled: tuple[Spec, tuple[Spot | None, ...], list[object]] = LEAF, (None,), [tree]
         found = flatten_exactly(tree)

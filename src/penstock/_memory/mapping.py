@@ -60,7 +60,7 @@ def grow(fd: int, size: int) -> None:
 
 
 def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = True) -> memoryview:
-    """Returns a file's shared bytes, or private memory if `fd` is None. The last reference to them unmaps them."""
+    """Maps shared bytes of a file, or private memory if `fd` is None. They are unmapped with the last reference."""
     # Not mmap.mmap, which keeps a descriptor for each mapping: a caller with many large batches would run out of
     # them. (Python 3.13 can avoid it.)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if fd is None else mmap.MAP_SHARED

@@ -80,7 +80,7 @@ class Arena:
 
 
 class Slabs:
-    """The memory of each slab (the block for a batch): in the file `fd`, or private memory if `fd` is None."""
+    """The memory of each slab: in the file `fd`, or private memory if it is None."""
 
     def __init__(self, fd: int | None) -> None:
         self.arena = Arena(fd)
@@ -93,8 +93,8 @@ class Slabs:
         """Returns the region of a free slab. Replaces the region first if it is too small for `count` batches.
 
         Until the size of a batch is known, a new region is a whole extent (see `EXTENT`). Later, a new region has
-        room for up to `most` batches: a slab may hold several batches (a bundle), up to the size `BUNDLE`. A large
-        region costs nothing, because memory pages are allocated only when they are written.
+        room for up to `most` batches, because a slab may hold a bundle, up to the size `BUNDLE`. A large region costs
+        nothing, because memory pages are allocated only when they are written.
         """
         wanted = max(self.largest * count, at_least) + _BESIDE * count
         region = self._regions.get(slab)
@@ -112,13 +112,13 @@ class Slabs:
         return self.arena.root(self.region(slab))
 
     def learn(self, nbytes: int) -> None:
-        """Records the size of a batch. From now on, returned regions have room for a batch of this size."""
+        """Records the size of a batch. From now on, regions have room for a batch of this size."""
         if nbytes > self.largest:
             self.largest = nbytes
 
     @property
     def nbytes(self) -> int:
-        """The memory that the slabs (blocks for batches) use, in bytes. For private memory, this is an estimate."""
+        """The memory that the slabs use, in bytes. For private memory, this is an estimate."""
         if self.arena.fd is not None:
             return os.fstat(self.arena.fd).st_blocks * 512
         return self.largest * len(self._regions)
@@ -130,7 +130,6 @@ class Slabs:
             self.arena.discard(region)
 
     def _carve(self, capacity: int) -> Region:
-        """Returns an unused region of at least `capacity` bytes."""
         capacity = max(mmap.PAGESIZE, -(-capacity // mmap.PAGESIZE) * mmap.PAGESIZE)
         region = next(self._unused.get(capacity, iter(())), None)
         if region is not None:
@@ -219,7 +218,7 @@ class Leases:
                 self._inherited.append(lease)
 
     def inherit(self, fork: forks.Fork | None) -> None:
-        """Records a fork. If `fork` is None, the child cannot be tracked, so slabs now on loan are never reused."""
+        """Records a fork. If `fork` is None, the child cannot be watched, so slabs now on loan are never reused."""
         if fork is None:
             self._lent.clear()
             return
@@ -228,7 +227,7 @@ class Leases:
                 lease.forks = (*lease.forks, fork)
 
     def close(self) -> None:
-        """Forgets all forks and ignores later ones, because no slab is used again. Lent bytes are still counted."""
+        """Forgets all forks and ignores later ones, because slabs are not used again. Lent bytes still count."""
         self._shared = False
         self._inherited.clear()
         for lease in tuple(self._lent.values()):

@@ -62,7 +62,7 @@ class Spec:
 
     @property
     def below(self) -> tuple[Spec | None, ...]:
-        """The Spec of each value in the container. It is None for a leaf."""
+        """The Spec of each value in the container, or None for a leaf."""
         return (None,) * self.count if self.children is None else self.children
 
     @property
@@ -133,7 +133,7 @@ class _TooDeep(Exception):
 def _walk(
     node: Any, leaves: list[object], depth: int, forms: MemoTable[type, Form | None], nodes: list[int]
 ) -> Spec | None:
-    """Appends leaves to `leaves` and container ids to `nodes`. Returns the Spec, or None if `node` is a leaf."""
+    """Appends leaves to `leaves` and container ids to `nodes`. Returns the Spec, or None for a leaf."""
     kind = type(node)
     keys: Hashable
     values: Any
@@ -178,7 +178,7 @@ def _walk(
 
 
 def _spec(kind: type, keys: Hashable, children: tuple[Spec | None, ...] | None, size: int) -> Spec:
-    """Returns the Spec from the table. Two threads may create separate, but equal, Specs for the same structure."""
+    """Returns the Spec from the table. Two threads may create equal Specs for the same structure."""
     key = (kind, keys, children, size)
     spec = _SPECS[key]
     if not _alike(spec.keys, keys):
@@ -190,7 +190,7 @@ _SPECS: MemoTable[tuple[Any, ...], Spec] = MemoTable(lambda key: Spec(*key))
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """True if keys that compare equal also have the same type (1, 1.0 and True compare equal, but differ in type)."""
+    """Compares keys that are equal by `==`: True if their types are the same, too, unlike 1 and True."""
     if type(one) is not tuple:
         return True
     return all(map(is_, one, other)) or all(map(is_, map(type, one), map(type, other)))

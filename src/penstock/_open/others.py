@@ -15,8 +15,8 @@ from penstock.source._folders import PICTURES, folders_below
 class _FileKind(NamedTuple):
     """A kind of file that penstock does not read, recognised by its suffix (`ends`) or first bytes (`begins`).
 
-    `lines` is example code that makes a dataset from the file. In this code, FILE stands for the path of the file,
-    and STEM.parquet for the same path with the suffix `.parquet`.
+    `lines` is example code that makes a dataset from the file. In this code, FILE stands for the file's path, and
+    STEM.parquet for the same path with the suffix `.parquet`.
     """
 
     name: str
@@ -181,7 +181,7 @@ _KNOWN = {end for kind in _KINDS for end in kind.ends}
 
 
 def advice(file: AnyFile) -> str | None:
-    """Returns how to load or convert a file that penstock does not read, or None if the kind of file is unknown."""
+    """Returns how to load or convert a file that penstock does not read, or None if its kind is unknown."""
     begin, end = bytes(file.peek(0, min(file.size, _LOOK))), os.path.splitext(file.path)[1].lower()
     if end == ".json":
         return _of_json(file.path, begin)
@@ -218,7 +218,7 @@ def of_folder(folder: str) -> str | None:
 
 
 def refuse_beside_text(folder: str) -> None:
-    """Raises FormatError unless most files of a folder are text. Text files among images are often just notes."""
+    """Raises FormatError unless most files of a folder are text. (Text among images is often just notes.)"""
     found = _below(folder)
     others = {end: paths for end, paths in found.items() if end in _KNOWN or end in PICTURES}
     if not others or sum(map(len, others.values())) < len(found[".txt"]):

@@ -81,7 +81,7 @@ def _ends() -> tuple[str, ...]:
 
 
 def _all_files(given: list[Any], access: Access) -> list[AnyFile]:
-    """Returns the files of any format at the given paths. A Megatron prefix is replaced by its `.idx` file."""
+    """Returns the files of any format at the given paths. A Megatron prefix becomes its `.idx` file."""
     prefixes = [idx_path(one) for one in given]
     # A path that does not exist may be a Megatron prefix, whose .idx stands for both files.
     meant = [one if is_url(os.fspath(one)) or os.path.exists(one) else idx_path(one) for one in given]
@@ -116,7 +116,7 @@ def _folder(folder: str) -> Any:
 
 
 def _paired(files: list[AnyFile]) -> list[AnyFile]:
-    """Replaces each Megatron `.bin` by its `.idx`. Removes files that only accompany other files."""
+    """Replaces each Megatron `.bin` by its `.idx`, and removes files that only accompany others."""
     by_path = {file.path: file for file in files}
     found: dict[str, AnyFile] = {}
     for file in files:
@@ -129,7 +129,7 @@ def _paired(files: list[AnyFile]) -> list[AnyFile]:
 
 
 def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
-    """Removes files that belong to an index.json (LitData's chunks), and any index.json of an unknown format."""
+    """Removes the files that an index.json lists, such as LitData's chunks, and index.json of unknown formats."""
     others: set[str] = set()
     names = tuple(end for end in _ends() if not end.startswith("."))
     for file in files if len(files) > 1 else ():
@@ -148,7 +148,7 @@ def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
 
 
 def _own_index(file: AnyFile, by_path: Mapping[str, AnyFile]) -> AnyFile | None:
-    """Returns Megatron's `.idx` for this `.bin` or `.idx` file, or None if the file is not Megatron's."""
+    """Returns Megatron's `.idx` for a `.bin` or `.idx` file, or None if the file is not Megatron's."""
     stem, end = os.path.splitext(file.path)
     if end not in (".bin", ".idx"):
         return None
@@ -187,7 +187,7 @@ def _by_name(path: str) -> FormatClass | None:
 
 
 def _own_ends(found: FormatClass) -> tuple[str, ...]:
-    """Returns the suffixes of a format, except index.json and .idx, which other formats use too."""
+    """Returns the suffixes of a format, except index.json and .idx, which are not specific to one format."""
     return tuple(end for end in found.suffixes if end.startswith(".") and end != ".idx")
 
 

@@ -108,7 +108,7 @@ class FileSystem:
 
 
 def _mark(value: Any) -> str:
-    """Returns a checksum, version or time as text. A datetime and its timestamp in seconds give the same text."""
+    """Returns a checksum, version or time as text. A datetime gives the same text as its timestamp."""
     seconds = value.timestamp() if isinstance(value, datetime) else value
     return f"{seconds:.6f}" if isinstance(seconds, (int, float)) else str(seconds)
 

@@ -141,7 +141,7 @@ class Objects:
         return (self._is_s3 and self._wrong_region(str(error))) or _failed(error)
 
     def _wrong_region(self, text: str) -> RequestFailed | None:
-        """Returns an error that names the bucket's region, or None if the request was not sent to a wrong region."""
+        """Returns an error that names the bucket's region, or None if the request went to the right region."""
         head, asked = text.partition("\n\nDebug source")[0], _ASKED.search(text)
         named = _REGION.search(head)
         if "redirect without LOCATION" in head:
@@ -200,7 +200,7 @@ def _stored(meta: Any) -> StoredObject:
 
 
 def _failed(error: Exception) -> RequestFailed:
-    """Converts obstore's error. Its text contains URLs and server responses, so only a few words of it are kept."""
+    """Converts obstore's error. Keeps only a few words of its text, which contains URLs and responses."""
     text, kind = str(error), type(error).__name__
     head = text.partition("\n\nDebug source")[0]
     status = _status_of(error)
@@ -254,7 +254,7 @@ def _broken(kind: str, head: str, text: str) -> RequestFailed:
 
 
 def _host(head: str) -> str:
-    """Returns the host that a failed request was sent to. Because of the options, it may not be the URL's host."""
+    """Returns the host that a failed request was sent to. The options may replace the URL's host."""
     asked = _ASKED.search(head)
     return redacted(asked[1]).partition("://")[2].partition("/")[0] if asked else "the server"
 

@@ -1,4 +1,4 @@
-"""Makes many network calls at the same time, in threads that end when the results have been returned."""
+"""Makes many network calls at the same time, in threads that end with them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Abandoned(Exception):
 def in_parallel(call: Callable[[A, Pause], T], items: Iterable[A], threads: int) -> Iterator[T]:
     """Yields `call(item, pause)` for each item, in order, computing up to `2 * threads` results ahead.
 
-    To wait, `call` must use `pause(seconds)`, which raises if the result is no longer wanted. The threads are daemon
+    To wait, `call` must use `pause(seconds)`, which raises if the result is no longer needed. The threads are daemon
     threads, so that Ctrl-C does not wait for requests in flight.
     """
     items = list(items)
@@ -34,7 +34,7 @@ def in_parallel(call: Callable[[A, Pause], T], items: Iterable[A], threads: int)
 
 
 def interruptibly(call: Callable[[], T]) -> T:
-    """Returns `call()`. In the main thread, another thread makes the call, so that Ctrl-C works at once."""
+    """Returns `call()`, which another thread runs if this is the main thread, so that Ctrl-C works at once."""
     if threading.current_thread() is not threading.main_thread():
         return call()
     (result,) = _in_threads(lambda *_: call(), [None], 1)

@@ -88,10 +88,10 @@ def attempt(store: Store, call: Callable[[], T]) -> T:
 
 
 class Remote:
-    """The store behind a URL. Each process opens its own connection, because threads do not survive a fork."""
+    """The store behind a URL. Each process opens its own connections, because threads do not survive a fork."""
 
     def __init__(self, root: str, user: str, storage: Storage, places: str | None = None) -> None:
-        """`places` is the result of `_places`. A pickled copy keeps it, even if its environment is different."""
+        """`places` is a result of `_places`, which a pickled copy keeps, whatever its environment."""
         self._is_own = scheme_of(root) in SCHEMES
         self._root, self._user, self._storage = root, user, named(root, storage) if self._is_own else dict(storage)
         self._places = _places(scheme_of(root), self._storage) if places is None else places
@@ -224,7 +224,7 @@ class Remote:
 
 
 def remotes(urls: Sequence[str], storage: Storage) -> list[tuple[Remote, str]]:
-    """Returns the store and the key of each URL. URLs in the same store share one `Remote` and its connections."""
+    """Returns the store and the key of each URL. URLs in the same store share one `Remote`."""
     stores: dict[tuple[str, str], Remote] = {}
     found = []
     for url in urls:

@@ -175,7 +175,7 @@ def suspicious(rest: str) -> list[str]:
 
 
 def local(path: str, reader: str) -> str:
-    """Returns the path. If the file is missing and the path looks like a URL, the error hides its password."""
+    """Returns the path. The error for a missing file whose path looks like a URL hides its password."""
     if redacted(path) != path and not os.path.exists(path):
         raise FileNotFoundError(
             f"{reader}: there is no local file {redacted(path)!r}. It looks like a URL: copy the file to a disk."

@@ -21,7 +21,7 @@ _UNKNOWN = (
 
 
 class Commits(Progress):
-    """The committed steps of one epoch. A step without a batch (skipped samples, an error) counts as committed."""
+    """The committed steps of one epoch. A step without a batch counts as committed."""
 
     run: Any = None  # the run that the epoch's steps come from
 
@@ -111,7 +111,7 @@ class Commits(Progress):
 
 
 class CommittedEpochs(Epochs):
-    """The epochs of a loader with `commit=True`. An epoch may still have open batches after the next has begun."""
+    """The epochs of a loader with `commit=True`. Batches of an epoch may stay open after the next has begun."""
 
     progress_type = Commits
 
@@ -127,7 +127,7 @@ class CommittedEpochs(Epochs):
         self._complete = set[int]()
 
     def figures(self) -> tuple[int, int, int]:
-        """Returns the number of committed batches, of repeated commits, and of open batches."""
+        """Returns the numbers of committed batches, of repeated commits, and of open batches."""
         return self.committed, self.twice, sum(each.open for each in self._now[0])
 
     def commit(self, batch: Batch[Any]) -> None:
@@ -178,7 +178,7 @@ class CommittedEpochs(Epochs):
         super().begin(progress)
 
     def _incomplete(self) -> tuple[Commits, ...]:
-        """Returns the oldest incomplete epoch and all epochs that were begun after it, even complete ones."""
+        """Returns the oldest incomplete epoch, and all epochs begun after it, even complete ones."""
         begun, _ = self._now
         while begun and begun[0].is_complete:
             self._complete.add(begun[0].number)

@@ -19,9 +19,9 @@ T = TypeVar("T")
 class Mark(NamedTuple):
     """A position in an iterable: after `read` batches, with the states of the iterable and of its iterator.
 
-    At the end of an epoch, `states` is None, and `kept` has the states from which the next epoch starts. The mark
-    before the first batch of that next epoch has these states in `kept`, too. Before the very first epoch, `kept` has
-    the iterable's state and the key "fresh". This key means that the iterable may be empty.
+    A mark at the end of an epoch has no `states`. Instead, `kept` has the states from which the next epoch starts,
+    and so has the mark before the first batch of that epoch. A mark before the very first epoch has the iterable's
+    state in `kept`, and the key "fresh", which means that the iterable may be empty.
     """
 
     read: int
@@ -41,7 +41,7 @@ class Mark(NamedTuple):
         return self.states is None
 
     def next_epoch(self) -> Mark | None:
-        """Returns the mark (saved position) at which the next epoch starts, or None if the iterable has no state."""
+        """Returns the mark at which the next epoch starts, or None if the iterable has no state."""
         return None if self.kept is None else Mark(0, {}, self.kept)
 
     def check_owner(self, iterable: object) -> None:
@@ -65,7 +65,7 @@ def has_state(thing: object) -> bool:
 
 
 def by_next(items: Iterator[Any]) -> Iterator[Any]:
-    """Yields the items by calling only `next`, because some iterators start over whenever `iter()` is called."""
+    """Yields the items without calling `iter()`, which makes some iterators start over."""
     return map(next, repeat(items))
 
 
@@ -95,15 +95,16 @@ class Reading:
 
     @property
     def has_begun_state(self) -> bool:
-        """True if a state that is saved before the first item describes this pass.
+        """True if a state that is saved before the first item describes this pass. This needs an iterator with a
+        state.
 
-        This needs an iterator with a state. The iterable's own state may change only when the first item is read, for
-        example if `__iter__` is a generator function.
+        The iterable's state is not enough, because it may change only when the first item is read, for example if
+        `__iter__` is a generator function.
         """
         return "iterator" in self._stateful and not self.ended
 
     def open(self, mark: Mark | None = None) -> bool:
-        """Starts or continues the pass. True if it may have drawn random numbers: seed the generators again."""
+        """Starts or continues the pass. Returns True if it may have drawn numbers: seed the generators again."""
         if mark is not None:
             self.prepare(mark)
         if mark is None or not (mark.at_end or mark.kept):
@@ -128,7 +129,7 @@ class Reading:
         part.load_state_dict(state)
 
     def begin(self, items: Iterator[Any], mark: Mark | None = None) -> None:
-        """Starts reading from this iterator. The iterable's state must already be restored."""
+        """Starts reading from this iterator. The iterable's state must have been restored before."""
         if mark is not None and mark.states and "iterator" in mark.states:
             self.restore(items, mark.states["iterator"])
         self._items, self._iterator = by_next(items), items
@@ -178,10 +179,10 @@ class Reading:
         return self._broken
 
     def pass_over(self, until: int, size: int, before: Callable[[int], object] = lambda number: None) -> None:
-        """Reads and discards the batches before batch `until`.
+        """Reads and discards the batches before batch `until`, which other ranks have, or which came before a resume.
 
-        `before(index)` is called before each batch. These batches are handed out by other ranks, or were handed out
-        before a resume. A StateError is raised at once. Any other exception is kept for `raise_last_error`.
+        `before(index)` is called before each batch. A StateError is raised at once. Any other exception is kept for
+        `raise_last_error`.
         """
         while self.read < until and not self.ended:
             before(self.read)
@@ -193,10 +194,10 @@ class Reading:
                 self._passed = self.read - 1, error
 
     def raise_last_error(self, since: int) -> None:
-        """Raises the exception that ended the iterable, if it came from a skipped batch.
+        """Raises the exception that ended the iterable, if it came from a skipped batch with an index of at least
+        `since`.
 
-        Batches with an index below `since` do not count. Each rank raises the exception once. Otherwise the other
-        ranks would end without an error.
+        Each rank raises the exception once. Otherwise the other ranks would end without an error.
         """
         passed, self._passed = self._passed if self.ended and self._broken else None, None
         if passed is not None and passed[0] >= since:
@@ -205,7 +206,7 @@ class Reading:
     def mark(self) -> Mark | None:
         """Returns the current position, or None if it is unknown because there is no state to save.
 
-        After an exception, the position is known only if the iterator has a state. If not, the previous mark remains
+        After an exception, the position is known only if the iterator has a state. Otherwise the previous mark stays
         valid.
         """
         if not self._stateful or self._broken or self._raised:
@@ -217,8 +218,8 @@ class Reading:
     def end(self) -> Mark | None:
         """Ends the reading. Returns the mark at which the next epoch starts.
 
-        Returns None on a second call, without a state, or after an exception that ended the epoch. Also returns None
-        after an epoch without items, because a mark requires the next epoch to have items.
+        Returns None if that mark is unknown: on a second call, without a state, or after an exception that ended the
+        epoch. Also returns None after an epoch without items, because a mark requires the next epoch to have items.
         """
         self._broken = self._broken or self._raised
         try:
@@ -228,7 +229,6 @@ class Reading:
         return None if kept is None else Mark(0, {}, kept)
 
     def close(self) -> None:
-        """Drops the iterator. No more batches can be read."""
         self._stateful, self._kept, self._items, self.ended = {}, None, iter(()), True
 
     def _keep(self) -> dict[str, Any] | None:
@@ -242,11 +242,11 @@ class Reading:
 
 
 def initial(source: Any, *, is_fresh: bool) -> bytes | None:
-    """Returns the pickled mark (position) of an epoch that would start now.
+    """Returns the pickled mark of an epoch that would start now, or None if the iterable's state is not a start.
 
-    Returns None if the iterable's current state is not the start of an epoch. `is_fresh` is True if no epoch has
-    begun before. After an epoch that was left early, most iterables start over, although their state is still in the
-    middle of that epoch. An iterable that is its own iterator does not start over, so its state can be used.
+    `is_fresh` is True if no epoch has begun before. After an epoch that was left early, most iterables start over,
+    although their state is still in the middle of that epoch. An iterable that is its own iterator does not start
+    over, so its state can be used.
     """
     if not has_state(source) or not (is_fresh or hasattr(type(source), "__next__")):
         return None
@@ -299,7 +299,7 @@ def _check_stateful(part: object) -> None:
 
 
 def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
-    """Returns the pickled mark from `take()`, None if it returns None, or a pickled StateError if it raises."""
+    """Returns the pickled mark from `take()`, or None. If `take` raises, returns a pickled StateError."""
     try:
         mark = take()
         return None if mark is None else dumps(mark)
@@ -315,7 +315,7 @@ def asked(owner: object, take: Callable[[], T]) -> T:
 
 
 def opened(mark: bytes | Mark | None) -> Mark | None:
-    """Unpickles a mark (a saved position). Raises StateError if it was never saved or cannot be unpickled."""
+    """Unpickles a mark. Raises StateError if it was never saved or cannot be unpickled."""
     if not isinstance(mark, bytes):
         return mark
     try:
@@ -339,7 +339,7 @@ def known(mark: bytes | Mark | None) -> Mark | None:
 
 
 def refusal(mark: bytes | None) -> str:
-    """Returns a message about a lost stream position: why it could not be saved, or how to avoid the loss."""
+    """Returns the message about a lost position: why it could not be saved, or how to avoid the loss."""
     try:
         opened(mark)
     except StateError as error:

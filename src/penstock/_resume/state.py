@@ -59,7 +59,7 @@ class State(NamedTuple):
 
     @property
     def begun(self) -> bool:
-        """True if any step of the epoch, or of a later epoch, has been handed out (or committed, see `Commits`)."""
+        """True if any step of the epoch, or of a later epoch, counts as handed out."""
         return bool(self.steps or self.beyond or (self.later and any(each.begun for each in self.later)))
 
     def as_dict(self) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class State(NamedTuple):
         )
 
     def dealt_anew(self, plan: Plan | None, world: int) -> State:
-        """Returns the state converted for `world` ranks, by the epoch's plan. Raises StateError if it cannot be."""
+        """Returns the state for `world` ranks, by the epoch's plan. Raises StateError if that is impossible."""
         consumed, steps, expected = self.consumed, self.steps, range(self.steps, self.steps + 1)
         elsewhere = self.about.get("world") != world
         if isinstance(plan, ComputedPlan):
@@ -257,7 +257,7 @@ class Progress:
         return steps, sorted(step for step in beyond if step > steps), last
 
     def finish(self, end: bytes | None, ends: Mapping[int, bytes] = {}) -> None:  # never changed
-        """Records that the epoch is over. `end` is the position where the next epoch starts (see `Run.end`)."""
+        """Records that the epoch is over. The next epoch starts at the mark `end` (see `Run.end`)."""
         # An epoch without batches keeps no mark, because a mark would require the next epoch to have batches.
         self._end = end if self.reached else None
         self.is_over = True
@@ -345,7 +345,7 @@ class Epochs:
         """Raises RuntimeError if the next epoch cannot begin yet."""
 
     def as_dict(self, about: Callable[[], dict[str, Any]], beginning: Callable[..., bytes | None]) -> dict[str, Any]:
-        """Returns the state as `Progress.as_dict` does. `beginning()`: the mark of an epoch that would begin now."""
+        """Returns the state as `Progress.as_dict` does. `beginning()` gives the mark of an epoch that begins now."""
         progress = self.progress if self.loaded is None else None
         if progress is not None and not progress.is_over:
             return progress.as_dict()
@@ -356,7 +356,7 @@ class Epochs:
         return start.as_dict()
 
     def restores(self) -> bool:
-        """True if the sampler or stream must load its saved state, because no live object has this state."""
+        """True if the sampler or stream must load its saved state, because no live object has it."""
         begun = None if self.progress is None else self.progress.begin.mark
         return self.loaded is not None or (isinstance(begun, Mark) and begun.at_end)
 
@@ -393,7 +393,7 @@ def content(plan: Plan | None, length: int | None) -> str | None:
 
 
 def _content(order: Any, *parts: Any) -> str:
-    """Returns a text for an order, with a digest of these parts of the plan."""
+    """Returns an order as text, with a digest of these parts of the plan."""
     digest = blake2b(digest_size=8)
     for part in parts:
         _digest(digest, part)
@@ -408,8 +408,8 @@ def _content(order: Any, *parts: Any) -> str:
 def _digest(digest: blake2b, value: Any) -> None:
     """Hashes all fields of an order except the seed, which a state stores separately.
 
-    If an object has an attribute `identity`, only this attribute is hashed. So a mixture whose weights change keeps
-    its digest.
+    If an object has an attribute `identity`, hashes only this attribute. So a mixture whose weights change keeps its
+    digest.
     """
     identity = getattr(value, "identity", None)
     if identity is not None:
@@ -440,7 +440,7 @@ def number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
 
 
 def with_later(state: dict[str, Any], later: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Adds the states of later epochs to a state, under the key `later`. Adds no key if there are none."""
+    """Adds the states of later epochs to a state, under the key `later`, if there are any."""
     parts = [{name: each[name] for name in _LATER} for each in later]
     return {**state, "later": parts} if parts else state
 

@@ -34,8 +34,8 @@ class GiveUp(NamedTuple):
 class Post(NamedTuple):
     """Offer a step to the workers. If this `seq` has no step yet, first draw one from the plan.
 
-    The result goes into the slab with the id `slab`. If the id is new, allocate a slab. But if no step
-    is left to draw (`Exhausted`), no slab is needed, and a later Post may use the same id.
+    The result goes into the slab with the id `slab`, which must be allocated if the id is new. If no step is left to
+    draw (`Exhausted`), no slab is needed, and a later Post may use the same id.
 
     Only the worker in `seat` may do the step; -1 means any free worker. With `resume`, the step's worker has not read
     the stream before, so the task must contain the stream's position after the last filled step.
@@ -61,7 +61,7 @@ class Deliver(NamedTuple):
 
 
 class DeliverLost(NamedTuple):
-    """Tell the consumer that a step failed for good (its slab is free). `worker` was the last that died on it."""
+    """Tell the consumer that a step failed for good. Its slab is free. `worker` was the last to die on it."""
 
     seq: int
     slab: int

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Course:
-    """Maps each seq to steps of the plan, with `look_ahead` also to steps of the next run before that is opened."""
+    """Maps each seq to steps of the plan. With `look_ahead`, also to steps of a run that is not open yet."""
 
     def __init__(self, look_ahead: bool) -> None:
         self.run: Run | None = None
@@ -35,7 +35,7 @@ class Course:
         self.run, self.ahead = run, None
 
     def draw(self, seq: int, most: int = 1) -> tuple[Task | None, bool]:
-        """Takes the next task (None if no step is left) as `seq`. Also returns True if the run ends before it."""
+        """Draws the task for `seq` (None if no step is left). Also returns True if the run ends before this task."""
         if self._again:
             task = self._out[seq] = self._again.popleft()._replace(seq=seq)
             return task, False
@@ -53,7 +53,7 @@ class Course:
         return drawn, ends
 
     def refuse(self, seq: int, error: BaseException) -> bool:
-        """Ends the task's run with an error. Returns False if that run is the prefetched one, not the current one."""
+        """Ends the task's run with an error. Returns False if that is not the current run, but the prefetched one."""
         task = self._out.pop(seq)
         self._again.clear()  # these come after it
         # A task that is posted again may belong to the current run, although steps of the next run are already drawn.
@@ -66,7 +66,7 @@ class Course:
         return None if seq is None else self._out.get(seq)
 
     def split(self, seq: int) -> list[Task]:
-        """Splits a task into one task per step. Returns [] if the task was dropped in the meantime."""
+        """Splits a task into one task per step. Returns [] if the task was dropped."""
         task = self._out.get(seq)
         if task is None:
             return []
@@ -98,7 +98,7 @@ class Course:
         self.filled = {earlier: outcome for earlier, outcome in self.filled.items() if earlier < seq}
 
     def redo(self) -> int:
-        """Queues again all steps of this run that were not handed out, and returns how many. Drops the next run's."""
+        """Queues all steps of this run not handed out again, and returns their number. Drops the next run's steps."""
         again = [task for task, _ in self.ready]
         again += [step for seq in sorted(self._out) for step in self._out[seq].single()]
         again += self._again

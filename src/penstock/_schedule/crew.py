@@ -19,7 +19,7 @@ from penstock._schedule.commands import Command, Hire, Retire
 
 
 class Crew:
-    """The workers of an engine. `size` is the intended number of workers.
+    """The workers of an engine. `size` is the number of workers that there should be.
 
     A seat is given up if more than `retries + 1` workers in a row crash there at start-up.
     """
@@ -40,7 +40,7 @@ class Crew:
         return worker in self.seats
 
     def hire(self, out: list[Command]) -> None:
-        """Hires the missing workers into the lowest-numbered empty seats, except seats that were given up."""
+        """Hires the missing workers for the lowest empty seats that were not given up."""
         taken = {*self.seats.values(), *self.given_up()}
         missing = self.size + self.leaving - len(taken)
         seat = 0
@@ -83,7 +83,7 @@ class Crew:
         self.losses.pop(self.seats[worker], None)
 
     def forgive(self) -> None:
-        """Allows workers to be hired again for seats that were given up."""
+        """Allows hiring for seats that were given up."""
         self.losses.clear()
 
     def given_up(self) -> list[int]:

@@ -60,9 +60,9 @@ _QUIET = frozenset(
 class Scheduler:
     """Turns events (what has happened) into commands (what to do next).
 
-    At most `window` steps may be undelivered. If the worker of a step dies, the step is retried up to `retries`
-    times. At most `spare` free slabs keep their memory pages (default: window + 2). The seqs of consecutive tasks
-    differ by `spacing`, which is more than 1 if a task may be a bundle of several steps.
+    At most `window` steps are undelivered. If the worker of a step dies, the step is retried up to `retries` times.
+    At most `spare` free slabs keep their memory pages (default: window + 2). The seqs of consecutive tasks differ by
+    `spacing`, which is more than 1 if a task may be a bundle.
     """
 
     _rescinds = True  # an abandoned step is withdrawn, unless a worker has claimed it
@@ -121,7 +121,7 @@ class Scheduler:
 
     @property
     def blamed(self) -> set[int]:
-        """The ids of dead workers that a later command may still mention."""
+        """The ids of dead workers that a later command may still name."""
         return {step.worker for step in self._steps.values()}
 
     def handle(self, event: Event) -> list[Command]:
@@ -292,8 +292,7 @@ class Scheduler:
     def _end_stream(self, seq: int, void: list[int], out: list[Command]) -> None:
         """Ends the run before the step `seq`, and abandons the steps in `void`.
 
-        The steps are abandoned because their StepEnded events might otherwise come after the next `Opened`, and end
-        the new run too early.
+        Otherwise, their StepEnded events might come after the next `Opened`, and end the new run too early.
         """
         self._abandon(void, out)
         self._drained = True

@@ -38,7 +38,7 @@ FREE, HELD, LENT = SlabState
 
 
 class Step(NamedTuple):
-    """A step that was not delivered yet. Steps are immutable, so copying a table of steps gives a snapshot."""
+    """An undelivered step. Steps are immutable, so a copy of a table of steps is a snapshot."""
 
     state: StepState
     slab: int

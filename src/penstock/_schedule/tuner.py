@@ -140,7 +140,7 @@ SETTLING, MEASURING, RESTING = TunerState
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The figures from one measurement that the tuner uses to choose the number of workers.
+    """What the tuner computes from one measurement, in order to choose the number of workers.
 
     - `step`: seconds that a worker spends on a step.
     - `turn`: seconds that the caller spends on a batch, without waiting.
@@ -204,7 +204,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A change that the next measurement will judge. The fields hold the settings and the load before the change."""
+    """A change that the next measurement will judge. The fields hold the settings and the load before it."""
 
     workers: int
     prefetch: int
@@ -214,7 +214,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Limits for the current load: fewer workers than `least` are not enough, and more than `most` do not help."""
+    """Limits for the current load: fewer workers than `least` are not enough, more than `most` do not help."""
 
     least: int = 1
     most: int = 1 << 30
@@ -358,7 +358,7 @@ class Tuner:
         return self._resize(workers, prefetch, reason)
 
     def _failure(self, attempt: Attempt, load: Load) -> str:
-        """Returns why the attempt (the last change) did not help, or "" if it helped."""
+        """Returns why the attempt did not help, or "" if it did."""
         before, (now, past) = attempt.load, self._named(attempt)
         if attempt.farther or before.need <= attempt.workers:
             if load.waiting <= max(WAITS, _LESS_WAITING * before.waiting):
@@ -373,7 +373,7 @@ class Tuner:
         return ""
 
     def _named(self, attempt: Attempt) -> tuple[str, str]:
-        """Returns the current setting, and the setting before the attempt (the last change), as text for messages."""
+        """Returns the current setting, and the one before the attempt, as text for messages."""
         if attempt.farther:
             return f"prefetch_factor={self.prefetch_factor}", f"prefetch_factor={attempt.prefetch}"
         return _workers(self.workers), _workers(attempt.workers)

@@ -20,7 +20,7 @@ _MOST_UPDATES = 64 << 20
 
 
 class Engines:
-    """The live engines of a loader. One idle engine is kept, that of the last epoch: it has a stream's state."""
+    """The live engines of a loader. One idle engine is kept for the next epoch."""
 
     def __init__(self) -> None:
         self.live = LiveObjects[Engine]()
@@ -85,13 +85,13 @@ class Engines:
         self._last = engine.reference
 
     def taken_back(self) -> list[Engine]:
-        """Takes the engines from iterators that have handed out their last batch but not yet raised StopIteration."""
+        """Takes the engines from iterators that have handed out their last batch but not raised StopIteration."""
         if self._idle is not None and len(self.live) == 1:  # between two epochs, in most programs
             return []
         return [engine for engine in self.ours() if engine is not self._idle and engine.take_back()]
 
     def put(self, engine: Engine) -> None:
-        """Keeps an idle engine for the next epoch. If one is already kept, one of the two is closed."""
+        """Keeps an idle engine for the next epoch. If there are two, closes one of them."""
         if engine.reference() is None:
             # The garbage collector found the engine in a cycle and has cleared all weak references to it. So the
             # engine is not in `live` any more, and updates would not reach it.

@@ -82,7 +82,7 @@ class Explanation:
 
 
 def check_dealt(step: int, epoch: int, first: int) -> None:
-    """Raises ValueError if the step is before `first`. Such a step was dealt to another number of ranks."""
+    """Raises ValueError if the step is before `first`, because it was dealt to another number of ranks."""
     if step < first:
         raise ValueError(
             f"The steps before {first} of epoch {epoch} were dealt to another number of ranks, and then the epoch "

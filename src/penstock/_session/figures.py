@@ -1,4 +1,4 @@
-"""Makes the statistics of a loader (`Stats`) from its `Measures`. Imported late, because the import takes 10 ms."""
+"""Makes the statistics of a loader (`Stats`) from its `Measures`. Imported late, because that takes 10 ms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gives a dataset that has a `__foresee__` method a forecast of the keys that the loader will ask for."""
+"""Forecasts: tells a dataset that has a `__foresee__` method which keys the loader will ask for."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Foresight:
             self._start = getattr(self._returned, "start", None)
 
     def start(self) -> None:
-        """Lets the dataset start its threads. Must be called after the workers have been forked."""
+        """Lets the dataset start its threads. Must be called after the workers were forked."""
         with interrupts_deferred():
             start, self._start = self._start, None
             if start is not None:
@@ -66,8 +66,8 @@ def foresee(
 ) -> Foresight | None:
     """Returns the last foresight if it still fits, otherwise a new one. None if no forecast is possible or wanted.
 
-    Must be called before the workers have anything to do. `Foresight.start` must be called only after the workers
-    have started, because a process with several threads cannot fork safely.
+    Must be called before the workers have anything to do, and `Foresight.start` only after they have started, because
+    a process with several threads cannot fork safely.
     """
     told = foresee_of(dataset) if isinstance(plan, ComputedPlan) else None
     if told is None or not isinstance(plan, ComputedPlan) or plan.upcoming(progress.epoch) is None:

@@ -35,7 +35,7 @@ _IN_THE_CALLER = {"inline": "the calling process", "prefetch": "the reading thre
 
 
 def displayed_name(settings: Mapping[str, Any]) -> str:
-    """Returns the display name of workers in this process, with {} for their number; "" if workers run elsewhere."""
+    """Returns the display name of this process's workers, with {} for their number; "" if they run elsewhere."""
     return "worker {} (thread)" if settings.get("threads") else _IN_THE_CALLER.get(str(settings.get("backend")), "")
 
 
@@ -167,13 +167,13 @@ class Measures:
         return [crew.gauges for crew in self.crews()]
 
     def snapshot(self) -> MeterSnapshot:
-        """Returns all counters. If a task is only partly handed out, only this part counts."""
+        """Returns a copy of all counters. Of a task that is being handed out, only the steps handed out count."""
         crews = list(self.crews())
         answers = [answer for crew in crews if (answer := crew.open_answer()) is not None]
         return self.meter.snapshot([crew.gauges for crew in crews], answers)
 
     def first_batch(self) -> list[int] | None:
-        """Returns when `iter()` was called, and when workers were started, ready, had a sample, and made a batch.
+        """Returns the times of `iter()`, and when workers were started, ready, had a sample, and had made a batch.
 
         Returns None before the first batch.
         """

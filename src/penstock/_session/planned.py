@@ -1,4 +1,4 @@
-"""Figures of what was planned: shares of the sources of a mixture, padding, and batches that were committed."""
+"""Figures about planning: shares of the sources of a mixture, padding, and committed batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.stats._figures import BudgetFigures, CommitFigures, MixtureFigures
 
 
 def planned(feed: Feed, epochs: Epochs, reweighed: list[tuple[int, int]]) -> dict[str, Any]:
-    """Returns the figures about planning for `Stats`. `reweighed`: the (epoch, step) of each change of weights."""
+    """Returns the figures about planning for `Stats`. `reweighed` has (epoch, step) of each change of weights."""
     found: dict[str, Any] = {}
     if isinstance(epochs, CommittedEpochs):
         found["commits"] = CommitFigures(*epochs.figures())

@@ -30,7 +30,7 @@ _MANY = 16  # a warning is given if every sample of an epoch's first 16 batches 
 
 
 class Reader:
-    """The loop behind every `next()`. It keeps its engine until the epoch ends or the reader is dropped."""
+    """The loop behind every `next()`. A reader keeps its engine until the epoch ends or the reader is dropped."""
 
     # Called with the number of batches that were handed out, if the dataset is a stream.
     _count: Callable[[int], None] | None = None
@@ -59,7 +59,7 @@ class Reader:
         self._session.measures.started(self._engine)
 
     def take(self) -> Any:
-        """Returns the next batch, converted for the caller, or a NoBatch at the end or if the batch failed."""
+        """Returns the next batch, converted for the caller. Returns a NoBatch at the end, or if the batch failed."""
         data = self._next().data
         return data if self._deliver is None or type(data) is NoBatch else self._deliver(data)
 
@@ -123,7 +123,7 @@ class Reader:
         )
 
     def _note(self, mended: Mended) -> BaseException | None:
-        """Adds a batch's failed samples to `skipped`. Returns the first error that exceeds `max_errors`, or None."""
+        """Adds a batch's failed samples to `skipped`. Returns the first error beyond `max_errors`, or None."""
         most, errors = self._max_errors, mended.errors
         self._meter.skipped += len(errors)
         room = len(errors) if most is None else most - len(self.skipped)
@@ -166,7 +166,7 @@ class SeedReader(Reader):
         return self._session.length() if steps is None else steps
 
     def redraw(self, run: Run) -> None:
-        """Continues the epoch with a run of other keys. The caller must hold the engine, and `passing`."""
+        """Continues the epoch with other keys. The caller must hold the engine, and the lock `passing`."""
         if self._engine is not None:
             self._run, self._plan, self._foresight = run, run.plan, self._session.foresight
             self._engine.reopen(run)

@@ -104,7 +104,7 @@ class SeedSession(Session):
 
     @property
     def seed(self) -> int:
-        """The seed that the user gave, or a random one that is drawn on first use."""
+        """The user's seed, or a random one that is drawn on first use."""
         if self._seed is None:
             self._seed = draw_key(self.options.generator)
         return self._seed
@@ -113,7 +113,7 @@ class SeedSession(Session):
 
     @never_ends
     def begin(self, kind: type[S]) -> S:
-        """Begins the next epoch and returns its reader, which is an instance of `kind`."""
+        """Begins the next epoch, and returns its reader, an instance of `kind`."""
         if self._asks_for_ranks:
             self._asks_for_ranks = False
             warn_of_ranks(self.dataset)
@@ -170,7 +170,6 @@ class SeedSession(Session):
 
     @never_ends
     def explain(self, step: int, epoch: int | None) -> Explanation:
-        """Returns where each sample of a step comes from, on all ranks."""
         import_whole("penstock._session.explanation")
         from penstock._session.explanation import check_dealt, explained  # late: few programs need it
 
@@ -196,7 +195,7 @@ class SeedSession(Session):
         return explained(plan, self.dataset, number, int(step))
 
     def _plan_in_use(self, epoch: int, step: int) -> ComputedPlan | None:
-        """Returns the plan of the epoch that was begun last, which knows its windows, if it has this step."""
+        """Returns the plan of the epoch that began last, if it has this step. Its windows are already computed."""
         progress = self.epochs.progress
         plan = None if progress is None or progress.epoch != epoch else progress.plan
         return plan if isinstance(plan, ComputedPlan) and plan.first_step <= step else None
@@ -217,7 +216,7 @@ class SeedSession(Session):
         return engine or self.hire(self)
 
     def _run(self, engine: Engine, plan: AnyPlan | None, start: State) -> tuple[Run, State]:
-        """Returns the next epoch's run and the state it starts from. Uses the prefetched run if it is still valid."""
+        """Returns the next epoch's run, prefetched if it is still valid, and the state that it starts from."""
         epochs, feed, run = self.epochs, self.feed, engine.ahead
         if run is None or run.epoch != epochs.next or run.plan != plan or start.begun or epochs.loaded is not None:
             copied = feed.one_reader and engine.backend.copies_dataset
@@ -242,7 +241,6 @@ class SeedSession(Session):
 
     @never_ends
     def length(self) -> int:
-        """Returns the number of batches in the next epoch."""
         return self.feed.steps(self.epochs.next, self._plan_from(self.epochs.start()))
 
     # The semantics: see `Semantics`.
@@ -375,7 +373,7 @@ class SeedSession(Session):
 
     @cached_property
     def _about_settings(self) -> dict[str, Any]:
-        """The part of `_about` that stays the same, so that it is not made anew for each epoch."""
+        """The part of `_about` that stays the same. It is computed once."""
         options = self.options
         # Without `on_error`: a run that was stopped by a bad sample can be resumed with another value.
         return {
@@ -412,8 +410,8 @@ class SeedSession(Session):
     def _reweigh(self, reweigh: Callable[[int, int], object]) -> None:
         """Changes the weights of a mixture from the first position that can still change.
 
-        Calls `reweigh(epoch, position)`, and then computes later steps again. Workers need not be told, because keys
-        do not depend on weights.
+        Calls `reweigh(epoch, position)`, and then computes later steps again. Workers need not know, because keys do
+        not depend on weights.
         """
         errors: list[Exception] = []
 
@@ -440,14 +438,14 @@ class SeedSession(Session):
             raise errors.pop()
 
     def _reader_of(self, progress: Progress | None, held: list[Engine]) -> SeedReader | None:
-        """Returns the reader of this epoch, if it has one of these engines."""
+        """Returns the reader of this epoch, if it uses one of these engines."""
         reader = None if self._reader is None else self._reader()
         if reader is None or reader.position is not progress or not any(map(reader.is_on, held)):
             return None
         return reader
 
     def _first_open(self, current: Progress | None) -> tuple[int, FirstOpen]:
-        """Finds the first position whose sample can still change. Returns its epoch and the position."""
+        """Returns the first position whose sample can still change, with its epoch."""
         # The committed steps of later epochs must stay as they were.
         last = next((each for each in reversed(self.epochs.later) if each.begun), None)
         if current is not None and last is None:

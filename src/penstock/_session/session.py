@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """The engines and statistics of a loader. It must not refer to the loader, which would keep workers alive."""
+    """The engines and statistics of a loader. A reference to the loader would keep workers alive, so it has none."""
 
     def __init__(self, name: str, settings: Callable[[], Mapping[str, Any]]) -> None:
         self.runs = itertools.count()  # numbers the runs
@@ -42,7 +42,7 @@ class Session:
     knows_end = True  # False for a stream, whose last batch is not known in advance
 
     def take_back(self) -> None:
-        """Ends the epochs of iterators that have handed out their last batch but not yet raised StopIteration.
+        """Ends the epochs of iterators that have handed out their last batch but not raised StopIteration.
 
         About half of all training loops take a fixed number of batches and never call `next()` again.
         """

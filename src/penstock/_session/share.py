@@ -56,7 +56,7 @@ _ENDED = _Item([], END)
 
 
 class _NextCall:
-    """One call of `next()`. If it is interrupted, the batch in `item` is lost, because it is no longer in a queue."""
+    """One call of `next()`. If it is interrupted, the batch in `item` is lost, because no queue has it any more."""
 
     item: _Item | None = None
 
@@ -152,7 +152,7 @@ class SharedEpoch:
         return min((number for number in self._queues if number >= self._turn), default=min(self._queues))
 
     def _read(self, call: _NextCall) -> None:
-        """Stores the next batch, or its error, in `call.item` (None at the end). Raises an error of no batch."""
+        """Puts the next batch or its error into `call.item`, or None at the end. Raises any other error."""
         if self._left:
             call.item = self._left[0]
             self._left.popleft()

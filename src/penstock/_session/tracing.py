@@ -57,7 +57,7 @@ class Tracing(AbstractContextManager["Tracing"]):
 
 
 class CrewTracer:
-    """Traces one crew. It must not refer to the engine, which would keep the workers alive."""
+    """Traces one crew. It has no reference to the engine, which would keep the workers alive."""
 
     def __init__(self, trace: Trace, worker: str, course: Course | None, gauges: Gauges) -> None:
         self._trace, self._worker, self._course, self._gauges = trace, worker, course, gauges

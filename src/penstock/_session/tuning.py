@@ -1,4 +1,4 @@
-"""Passes the counters of the caller and its workers to the tuner, which sets the number of workers."""
+"""Passes counters of the caller and its workers to the tuner, and sets the number of workers that it decides on."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Tuning:
         )
 
     def _started(self, engine: Engine) -> int:
-        """Returns how many workers have done a step. The tuner waits for all of them: first steps may be slow."""
+        """Returns how many workers have done a step. The tuner waits for all, because first steps may be slow."""
         rows = {seat: engine.backend.gauges.counts(seat) for seat in engine.seats}
         for seat, row in rows.items():
             if seat not in self._births or self._births[seat][0] != row.born:

@@ -50,7 +50,7 @@ def open_memfd(name: str) -> int:
 
 
 def no_fork() -> AbstractContextManager[bool]:
-    """Returns a context manager that prevents other threads from forking. Its block must not take another lock."""
+    """Returns a context manager that prevents other threads from forking. No lock may be taken in its block."""
     return _guard
 
 

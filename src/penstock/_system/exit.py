@@ -23,7 +23,7 @@ from penstock._system.interrupts import LiveObjects, interrupts_deferred, over
 
 class _Open(Protocol):
     def at_exit(self) -> None:
-        """Closes the object. Only daemon threads may still be using it; the user's other threads have ended."""
+        """Closes the object. Only daemon threads may still be using it, because other threads have ended."""
 
 
 _open = LiveObjects[_Open]()
@@ -47,7 +47,7 @@ def _end_all() -> None:
 
 
 def rest_if_over() -> None:
-    """Blocks forever if the program is exiting and the current thread is one of the user's daemon threads."""
+    """Blocks a daemon thread of the user's forever if the program is exiting."""
     thread = threading.current_thread()
     if over and thread.daemon and thread not in threads.running:
         # Python will end the thread soon. Until then, an error about a closed object would only be noise.

@@ -5,9 +5,9 @@ jump, and after a call of C code. In the last case, the result of the call is lo
 assignment, at an attribute access, at the return of a Python function, or at the entry and exit of `with` on a lock.
 (This is true for Python 3.11 to 3.13, where the opcodes RESUME, JUMP_BACKWARD and CALL run handlers.) Four rules:
 
-- A resource is registered with its owner before it is acquired, or is acquired by `acquire`. To its caller, a
-  constructor is C code. So an object that acquires something in its constructor first adds itself to a list that its
-  owner holds.
+- A resource is registered with its owner before it is acquired, or is acquired by `acquire`. Calling a class counts
+  as a call of C code, so a new object can be lost, too. Therefore, an object that acquires something in its
+  constructor first adds itself to a list that its owner holds.
 - A temporary change is undone by `with_loan`, in a `finally` of the function that made the change. A context manager
   written in Python cannot do this, because the interrupt may come at the entry of its `__exit__`.
 - A resource is released under `interrupts_deferred`.
@@ -274,7 +274,7 @@ def import_whole(name: str) -> None:
 
 
 class Loan(Protocol):
-    """A temporary change to something that belongs to the caller, such as a random generator's state."""
+    """A temporary change to something that belongs to the caller, such as the state of a random generator."""
 
     def begin(self) -> object: ...
 
@@ -283,7 +283,7 @@ class Loan(Protocol):
 
 
 def with_loan(loan: Loan, work: Callable[..., T], *args: Any) -> T:
-    """Calls `loan.begin()`, `work(*args)` and, even if interrupted, `loan.end()`. Returns the result of `work`."""
+    """Calls `loan.begin()`, then `work(*args)`, and in any case `loan.end()`. Returns the result of `work`."""
     try:
         loan.begin()
         return work(*args)

@@ -1,4 +1,4 @@
-"""The system's limits on processes and threads, for error messages when a limit is reached."""
+"""The system's limits on processes and threads, for error messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock._system.trust import processes
 
 
 def no_more_processes(error: OSError) -> OSError:
-    """Returns the error to raise after a failed fork. If its errno is EAGAIN, the error names the system's limits."""
+    """Returns the error to raise after a failed fork. For EAGAIN, it names the system's limits."""
     if error.errno != errno.EAGAIN:
         return error
     return OSError(error.errno, f"A worker process could not be started: {room_for_tasks()}")

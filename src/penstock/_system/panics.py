@@ -12,7 +12,7 @@ from penstock.errors import PanicError
 
 
 def ordinary(error: BaseException) -> BaseException:
-    """Converts a Rust panic to a PanicError with the same traceback and notes. Returns any other error unchanged."""
+    """Converts a Rust panic to a PanicError with the same traceback and notes. Returns other errors unchanged."""
     if isinstance(error, Exception) or type(error).__name__ != "PanicException":
         return error
     made = PanicError(
@@ -25,7 +25,7 @@ def ordinary(error: BaseException) -> BaseException:
 
 
 def raise_ordinary(error: BaseException) -> None:
-    """Raises a PanicError if the error is a Rust panic, and does nothing for other errors."""
+    """Raises a PanicError if the error is a Rust panic. Otherwise does nothing."""
     if (made := ordinary(error)) is not error:
         raise made from error
 

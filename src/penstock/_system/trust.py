@@ -62,7 +62,7 @@ def check(about: os.stat_result, group: int | None = None, owner: int | None = N
 
 
 def open_ours(path: str, flags: int = os.O_RDONLY, group: int | None = None) -> int:
-    """Opens a regular file. Raises Untrusted if users other than this user, root and `group` may have written it."""
+    """Opens a regular file. Raises Untrusted if others than this user, root and `group` may have written it."""
     fd = os.open(path, flags | os.O_NOFOLLOW | _AT_ONCE)
     try:
         about = os.fstat(fd)
@@ -100,7 +100,7 @@ def open_sealed(path: str, name: str, seals: int, flags: int = os.O_RDONLY, owne
 
 
 def check_beside(path: str, of: str) -> os.stat_result:
-    """Raises Untrusted if a user can write this file but cannot change `of`, which is in the same folder."""
+    """Raises Untrusted if a user can write this file but cannot change the file `of` beside it."""
     folder, about = os.stat(os.path.dirname(of) or "."), os.lstat(path)
     # A group that may replace any file in the folder is trusted.
     group = folder.st_gid if folder.st_mode & stat.S_IWGRP and not folder.st_mode & stat.S_ISVTX else None
@@ -137,7 +137,7 @@ def processes(user: int) -> Iterator[int]:
 
 
 def make_file(path: str, group: int | None = None, mode: int = 0o600) -> int:
-    """Creates a new file with the permissions `mode`, or 0o660 if this user can give the file to `group`."""
+    """Creates a new file with the permissions `mode`, or 0o660 if it can be given to `group`."""
     fd = os.open(path, _NEW, 0o600)
     try:
         if group is not None:
@@ -164,8 +164,8 @@ def open_or_make(path: str, group: int | None = None) -> int:
 def replace(path: str, write: Callable[[int], object], mode: int | None = None, group: int | None = None) -> None:
     """Replaces a file atomically. Calls `write(fd)` on a temporary file, and renames that file to `path`.
 
-    If `path` is a link, the link itself is replaced. If `mode` is None, the umask decides who may read the file. This
-    is meant for files that the user has named.
+    For files that the user has named: if `path` is a link, the link itself is replaced, and if `mode` is None, the
+    umask decides who may read the file.
     """
     draft = f"{path}.{os.urandom(8).hex()}.part"
     made = partial(os.open, draft, _NEW, 0o666) if mode is None else partial(make_file, draft, group, mode)
@@ -212,8 +212,7 @@ def open_named(path: str) -> int:
 def use_folder(path: str, shared: bool = False) -> int | None:
     """Creates a folder if it is missing. If `shared`, returns the id of the group that may use the folder.
 
-    Raises Untrusted if other users could change the folder's content or replace the folder. This user, root and the
-    group are trusted.
+    Raises Untrusted if others than this user, root and the group could change or replace the folder.
     """
     there = path
     missing = []
@@ -233,7 +232,7 @@ def use_folder(path: str, shared: bool = False) -> int | None:
 
 
 def tighten(path: str, is_ours: Callable[[str], object]) -> None:
-    """Removes others' permissions from a folder of an older penstock, if all names in it satisfy `is_ours`."""
+    """Removes others' permissions from a folder of an older penstock, if `is_ours` accepts all names in it."""
     with suppress(OSError):
         about = os.stat(path)
         if about.st_mode & 0o077 and about.st_uid == _user() and all(map(is_ours, os.listdir(path))):
@@ -280,7 +279,7 @@ def _user() -> int:
 
 @cache
 def _strangers() -> int | None:
-    """Returns the id that stands for all users outside of this user namespace, or None if there are no such users."""
+    """Returns the id that stands for all users outside this user namespace, or None if there are none."""
     try:
         with open("/proc/self/uid_map") as file:
             if sum(int(line.split()[2]) for line in file) >= 2**32 - 1:

@@ -128,7 +128,7 @@ def _loader(dataset: Pictures, workers: int) -> DataLoader[Any]:
 
 
 def _troubled(console: Console, dataset: Pictures) -> Generator[Any, None, None]:
-    """Yields the batches of all epochs. Kills a worker on the way, then stops and resumes with fewer workers."""
+    """Yields the batches of all epochs. Meanwhile kills a worker, then stops, and resumes with fewer workers."""
     with _loader(dataset, WORKERS) as loader:
         for batches, batch in enumerate(loader, 1):
             yield batch

@@ -67,7 +67,7 @@ def _read(path: str) -> Any:
 
 
 def _plan(state: State) -> OrderPlan | None:
-    """Returns the plan that the state describes, or None if it cannot be computed from the state alone."""
+    """Returns the plan that the state describes, or None if the state alone is not enough."""
     about, plain = state.about, {"kind", "length", "order", "batch_size", "last_batch", "world", "sampler"}
     more = [name for name, value in about.items() if name not in _KNOWN and value is not None]
     length, order = about.get("length"), about.get("order")
@@ -82,7 +82,7 @@ def _plan(state: State) -> OrderPlan | None:
 
 
 def _plan_of_mixture(state: State, mixture: MixtureDataset) -> OrderPlan | None:
-    """Returns the plan that the state describes, or None if its samples are not those of the mixture itself."""
+    """Like `_plan`, for a mixture. None if the samples are not those of the mixture itself."""
     about = state.about
     if state.seed is None or not {"batch_size", "world"} <= about.keys():
         return None

@@ -43,7 +43,7 @@ def run(paths: Sequence[str], out: str | None, storage: dict[str, Any] | None = 
 
 
 def _index(files: Sequence[AnyFile], indexes: Mapping[Identity, Index], out: str | None) -> int:
-    """Writes the index for tar files in one folder. Existing index entries for other tar files are kept."""
+    """Writes the index for tar files in one folder. Keeps its entries for other tar files."""
     entries = {} if out is not None else _present(files[0])
     made = for_each(lambda file: entry_of(file, indexes[file.identity]), files)
     entries.update(zip((os.path.basename(file.path) for file in files), made, strict=True))
@@ -74,7 +74,7 @@ def _present(file: AnyFile) -> dict[str, Entry]:
 
 
 def _written(file: AnyFile, content: bytes, out: str | None) -> tuple[str, int]:
-    """Writes the index. Returns its location and the exit code, which is 1 if the remote folder is not writable."""
+    """Writes the index. Returns its location and the exit code: 1 if the remote folder is not writable."""
     if out is None and isinstance(file, RemoteFile):
         where = f"{folder_of(file)}/{NAME}"
         try:

@@ -49,7 +49,7 @@ class Loader:
         return self.published.stats
 
     def paused(self, now: float) -> float:
-        """Returns how long ago the loader last published statistics, in seconds, or 0 if it is not paused."""
+        """Returns the seconds since the loader last published statistics, or 0 if it is not paused."""
         quiet = now - self.published.at
         return quiet if quiet > QUIET else 0.0
 

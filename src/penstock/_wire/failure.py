@@ -1,9 +1,11 @@
 """Failures: exceptions that cross a process boundary and keep their type.
 
-`Failure.capture` runs in the worker and returns bytes, from which `restore`, in the parent, makes an exception with
-the same type, args, attributes and notes, a note that says where it happened, and the remote traceback as its cause.
-Neither fails, whatever the exception's own methods do. In a worker that is not a process, `caught` makes a copy
-instead, because a program may raise the same object many times, and in several threads at once.
+In the worker, `Failure.capture` turns an exception into bytes. In the parent, `restore` turns the bytes into an
+exception with the same type, args, attributes and notes. The exception also gets a note that says where it happened,
+and the remote traceback as its cause. Both functions work whatever the exception's own methods do.
+
+In a worker that is not a process, `caught` makes a copy instead, because a program may raise the same object many
+times, and in several threads at once.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class Failure:
 
     @classmethod
     def capture(cls, exc: BaseException, *, where: str, notes: Sequence[str] = ()) -> bytes:
-        """Returns the exception as bytes. Adds `notes` and `where` to the exception's notes. Never raises."""
+        """Returns the exception as bytes. Adds `where` and `notes` to its notes. Never raises."""
         exc = ordinary(exc)
         forget_earlier(exc)
         dropped: list[str] = []
@@ -91,7 +93,7 @@ def caught(exc: BaseException, *notes: str) -> BaseException:
 
 
 def copied(exc: BaseException, of: Callable[[Any], Any] = lambda value: value) -> BaseException:
-    """Copies `exc`, converting its args and attributes with the function `of`. If that fails, returns `exc`."""
+    """Copies `exc`, converting its args and attributes with `of`. If that fails, returns `exc` itself."""
     try:
         attributes, slots = ({name: of(each[name]) for name in each} for each in (dict_of(exc), _slots(exc)))
         copy: BaseException = _rebuild(type(exc), of(_args_of(exc)), attributes, slots)
@@ -106,7 +108,7 @@ def copied(exc: BaseException, of: Callable[[Any], Any] = lambda value: value) -
 
 
 def keep(exc: BaseException, *, where: str) -> BaseException:
-    """Returns a copy of `exc` to be stored. Its traceback becomes text, because frames would keep samples alive."""
+    """Returns a copy of `exc` to be stored, with its traceback as text. (Frames would keep samples alive.)"""
     exc = ordinary(exc)
     forget_earlier(exc)
     cause = RemoteTraceback(text_of(exc))
@@ -114,7 +116,7 @@ def keep(exc: BaseException, *, where: str) -> BaseException:
 
 
 def _traceless(value: Any) -> Any:
-    """Copies exceptions without their tracebacks, also those in lists, tuples and dicts. Keeps all other values."""
+    """Copies exceptions without their tracebacks, also in lists, tuples and dicts. Keeps all other values."""
     if isinstance(value, BaseException):
         return without_trace(copied(value, _traceless))
     if type(value) is dict:
@@ -129,7 +131,7 @@ def without_trace(exc: BaseException, cause: BaseException | None = None) -> Bas
 
 
 def forget_earlier(exc: BaseException) -> None:
-    """If a caught exception was raised before, removes the frames of the earlier raises from its traceback."""
+    """If a caught exception was raised before, removes the earlier frames from its traceback."""
     # If an object is raised again, Python puts the new frames before the old ones, so its traceback would grow
     # without limit. The old frames begin where the function that catches the exception occurs a second time. They
     # are kept if the frame before them is `RAISING`: then they belong to another loader, which the dataset uses.
@@ -141,7 +143,7 @@ def forget_earlier(exc: BaseException) -> None:
 
 
 def annotate(exc: BaseException, where: str) -> BaseException:
-    """Adds the note `where` to `exc`, unless `exc` already has it. Returns `exc`."""
+    """Adds the note `where` to `exc`, once. Returns `exc`."""
     notes = dict_of(exc).get("__notes__")  # not by add_note: a __setattr__ may refuse
     if not isinstance(notes, list):
         notes = dict_of(exc)["__notes__"] = []
@@ -151,7 +153,7 @@ def annotate(exc: BaseException, where: str) -> BaseException:
 
 
 def _body(exc: BaseException, dropped: list[str]) -> bytes:
-    """Pickles `exc` normally, or as separate parts if unpickling would not give an equal exception."""
+    """Pickles `exc`: as a whole if that gives an equal exception, otherwise as separate parts."""
     data, copy = _round_trip(exc)
     # If __init__ formats its argument, pickling succeeds, but the copy has its text formatted twice.
     if type(copy) is type(exc) and all(safe_text(copy, show) == safe_text(exc, show) for show in (str, _args)):
@@ -255,7 +257,7 @@ def described(exc: BaseException) -> str:
 
 
 def safe_text(obj: object, show: Callable[[object], str] = str) -> str:
-    """Returns `show(obj)`, or a text that names the error if `show` fails. Raises only for Ctrl-C outside workers."""
+    """Returns `show(obj)`, or a text that names the error if that fails. Only Ctrl-C outside workers is raised."""
     try:
         return "".join((show(obj),))  # joined: __str__ may return a subclass of str
     except BaseException as exc:

@@ -1,8 +1,8 @@
 """Decides which modules a fresh interpreter can import. Classes and functions of all others are sent by value.
 
-A fresh interpreter has the same `sys.path`, but neither the program's `__main__` nor `__mp_main__` (the script in a
-process that multiprocessing has spawned), nor modules that were made by `exec` or `runpy`, or from a file that is not
-on the path. If the name leads to another file there, it would import the wrong module.
+A fresh interpreter has the same `sys.path`. But it does not have the program's `__main__`, `__mp_main__` (the script
+in a process that multiprocessing has spawned), modules made by `exec` or `runpy`, or modules from files that are not
+on the path. Importing such a module by its name would fail, or would find another file.
 """
 
 from __future__ import annotations

@@ -56,10 +56,10 @@ def dumps(
     by_value: bool = False,
     fresh: bool = False,
 ) -> bytes:
-    """Pickles `value` with plain pickle, or with cloudpickle if plain pickle fails or `by_value` is True.
+    """Pickles `value` with plain pickle, or with cloudpickle if that fails or `by_value` is True.
 
-    If `buffers` is given, the bytes of arrays are appended to it. If plain pickle fails and `override` is None,
-    cloudpickle uses `otherwise` as its override. `fresh` (see `dump`) has an effect only with `by_value`.
+    If `buffers` is given, the bytes of arrays are appended to it. If `override` is None, cloudpickle uses `otherwise`
+    as its override. `fresh` (see `dump`) has an effect only with `by_value`.
     """
     try:
         if buffers is None and override is None and not by_value:
@@ -89,8 +89,8 @@ def dump(
 ) -> None:
     """Pickles `value` into a file, and passes out-of-band buffers to `aside` (pickle's `buffer_callback`).
 
-    If `guests` is True, `REDUCERS` pickle the arrays of numpy and of guests (libraries such as torch). If `fresh`
-    is True, the pickle is for a new interpreter, so objects that cannot be imported there are sent by value.
+    If `guests` is True, `REDUCERS` pickle the arrays of numpy and of guests. If `fresh` is True, the pickle is for a
+    new interpreter, so objects that cannot be imported there are sent by value.
     """
     make: Any = pickle.Pickler if override is None else _Overridable
     common: Mapping[type, Any] = copyreg.dispatch_table
@@ -127,7 +127,7 @@ class _Overridable(pickle.Pickler):
 
 
 class _Meeting(dict[type, Reduce]):
-    """A dispatch table for pickle, which imports the functions for a guest (a library such as torch) when needed."""
+    """A dispatch table for pickle, which imports the functions of a guest when they are needed."""
 
     def __missing__(self, kind: type) -> Reduce:
         if guest_in(kind.__module__) is not None and kind in REDUCERS:
@@ -136,7 +136,7 @@ class _Meeting(dict[type, Reduce]):
 
 
 def _reduce_array(array: NDArray[Any]) -> str | tuple[Any, ...]:
-    """Pickles an array out of band. A read-only or strided array is copied first, so that it arrives writable."""
+    """Pickles an array out of band. Copies a read-only or strided array first, so that it arrives writable."""
     flags = array.flags
     if not (flags.writeable and flags.forc):
         array = array.copy()
@@ -153,7 +153,7 @@ _class_of: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionar
 
 
 def by_tag(only: frozenset[bytes] | None = None) -> Override:
-    """Returns an `Override` that sends classes by their tags (short ids). `only` limits which tags are used."""
+    """Returns an `Override` that sends classes by their tags. `only` limits which tags are used."""
 
     def override(part: Any, otherwise: Callable[[Any], Any]) -> Any:
         if issubclass(type(part), type):
@@ -182,7 +182,7 @@ def tag(cls: type) -> bytes:
 
 
 def _tag(cls: type) -> bytes | None:
-    """Returns the tag of `cls`, or None if it has no tag or another copy of the class now has it."""
+    """Returns the tag of `cls`, or None if it has none, or if another copy of the class now has it."""
     known = _tag_of.get(cls)
     return known if known is not None and _class_of.get(known) is cls else None
 

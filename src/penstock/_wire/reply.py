@@ -112,7 +112,7 @@ class Replier:
         return self._reply(head, verdict, 0, writer, _UNNUMBERED, *written)
 
     def bundle(self, seq: int, replies: list[bytes], table: int, writer: Writer, began: int) -> bytes:
-        """Returns one reply for a bundle (several steps). The steps' replies go into the slab at offset `table`."""
+        """Returns one reply for a bundle. The replies for its steps go into the slab at offset `table`."""
         joined = np.frombuffer(b"".join(replies), np.uint8)
         writer.root[table : table + len(joined)] = joined
         return self._reply((seq, 0, began), _BUNDLE, 0, writer, _UNNUMBERED, table, len(joined))
@@ -164,14 +164,14 @@ def used_bytes(reply: bytes) -> int:
 
 
 def may_teach(reply: bytes) -> bool:
-    """True if a reply may contain new layouts. Later replies from the same worker refer to them by number."""
+    """True if a reply may contain new layouts. Later replies of the worker refer to them by number."""
     _, _, verdict, *_, length = REPLY.unpack(reply)
     return length > 0 and verdict in (_FILLED, _BUNDLE)
 
 
 @contextmanager
 def memfd_stray(worker: int, strays: socket.socket, seq: int, nbytes: int) -> Iterator[Writer]:
-    """The `MakeStray` of worker processes: a memfd for a batch that its slab cannot hold. Sent unless too small."""
+    """The `MakeStray` of worker processes: sends a memfd for a stray, unless it proves to be too small."""
     fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
     try:
         grow(fd, nbytes)
@@ -184,7 +184,7 @@ def memfd_stray(worker: int, strays: socket.socket, seq: int, nbytes: int) -> It
 
 
 class StrayReceiver(Protocol):
-    """The parent's interface to strays: extra memory for batches that did not fit into their slab."""
+    """The parent's interface to strays."""
 
     def take(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
         """Returns the memory of a stray, which was sent before its reply."""

@@ -35,12 +35,12 @@ _IN_BAND = 1024  # bytes; copying a smaller buffer is faster than looking it up
 
 
 def pack(payload: object, descriptors: list[int] | None) -> int:
-    """Pickles `payload` into a new shipment (a file without a name), and returns the file's descriptor.
+    """Pickles `payload` into a new shipment, and returns its file descriptor.
 
     Locks, queues, pipes and shared memory of multiprocessing stay shared. Their descriptors are appended to
-    `descriptors`, and workers must inherit them under the same numbers. If `descriptors` is None, the workers are
-    on other machines, and such objects cannot be sent. If a part cannot be pickled, raises UnshippableDataset,
-    which names the part.
+    `descriptors`, and workers must inherit them under the same numbers. If `descriptors` is None, the workers are on
+    other machines, and such objects cannot be sent. If a part cannot be pickled, raises UnshippableDataset, which
+    names the part.
     """
     fd = open_memfd("penstock-shipment")
     try:
@@ -212,7 +212,7 @@ def _reduce_array(array: np.ndarray[Any, Any], files: dict[int, _MappedFile]) ->
 
 
 class _MappedFile:
-    """A file that the parent has mapped, unpickled as a uint8 memmap. Unless it `is_named`, its data must be sent."""
+    """A file that the parent has mapped. Unpickled as a uint8 memmap. Unless `is_named`, its data must be sent."""
 
     def __init__(self, root: Any) -> None:
         whole = np.frombuffer(root._mmap, np.uint8)
@@ -228,7 +228,7 @@ class _MappedFile:
 
 
 def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
-    """Returns the memmap behind `array`, which may be `array` itself. Returns None if there is none."""
+    """Returns the memmap behind `array`, which may be `array` itself, or None."""
     below: Any = array
     while isinstance(below, np.ndarray):
         if isinstance(getattr(below, "_mmap", None), mmap.mmap):
@@ -238,7 +238,7 @@ def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
 
 
 def _is_mapped_at(filename: str, address: int) -> bool:
-    """True if the file with this name is still the file that is mapped at `address`."""
+    """True if the file with this name is still the one that is mapped at `address`."""
     with suppress(OSError), open("/proc/self/maps", "rb") as maps:
         named = os.stat(filename)
         for line in maps:
@@ -292,7 +292,7 @@ def _unshippable(payload: object) -> UnshippableDataset | None:
 
 
 def _first_refused(parts: list[tuple[str, object]]) -> tuple[str, object, Exception] | None:
-    """Finds the first part that cannot be pickled. Bisection avoids a million attempts for a million samples."""
+    """Finds the first part that cannot be pickled, by bisection: there may be a million samples."""
     while len(parts) > 1:
         half = parts[: len(parts) // 2]
         refused = _refusal([part for _, part in half]) is not None

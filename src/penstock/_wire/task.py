@@ -52,7 +52,7 @@ class Task(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """Replaces the keys of a task if the worker may have to open the stream first."""
+    """Stands in for the keys of a task if the worker may have to open the stream first."""
 
     size: int  # samples to read; a task for a stream that is already open has only this number instead of keys
     mark: Any  # the saved position to continue from, or None for the beginning
@@ -60,7 +60,7 @@ class Opening(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """Replaces the keys of a task if the sampler or stream raised an error."""
+    """Stands in for the keys of a task if the sampler or stream raised an error."""
 
     error: BaseException
 
@@ -131,7 +131,7 @@ def shorten(keys: Any) -> str:
 
 
 def shorten_key(key: Any, show: Callable[[object], str] = repr) -> str:
-    """Returns a key as text for a message. Of a long tuple, such as the key of a packed row, it is the beginning."""
+    """Returns a key as text for a message, or the beginning of a long tuple, such as the key of a packed row."""
     if type(key) is not tuple or len(key) <= 6:
         return safe_text(key, show)
     text = ", ".join(safe_text(each, repr) for each in key[:6])
@@ -166,7 +166,7 @@ class Failed(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """A finished task with several steps. Their batches are views of `root`, in one slab (memory block)."""
+    """A finished task with several steps. Their batches are views of `root`, in one slab."""
 
     seq: int
     worker: int
@@ -177,7 +177,7 @@ class Bundle(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A step for which the stream had no samples left. `mark` is the position where the next epoch starts."""
+    """A step for which the stream had no samples left. The next epoch starts at `mark`."""
 
     seq: int
     worker: int

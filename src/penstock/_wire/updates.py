@@ -25,17 +25,17 @@ class Setting(dict[str, Any]):
 
 
 def encode(change: Change, known: frozenset[bytes] = frozenset(), *, fresh: bool = True) -> bytes:
-    """Pickles a dataset change. A class with a tag in `known` is sent as this tag.
+    """Pickles a change of the dataset. A class with a tag in `known` is sent as this tag.
 
-    Any other class that workers cannot import is sent by value, and arrives as a new class. If workers were forked,
-    `known` contains the tags of the classes of `__main__`. `fresh` is True if the workers were not forked: then
-    they have only what they can import.
+    Any other class that workers cannot import is sent by value, and arrives as a new class. `known` has the tags of
+    the classes of `__main__` if workers were forked. Otherwise `fresh` is True, because workers have only what they
+    can import.
     """
     return dumps(change, override=by_tag(known), by_value=True, fresh=fresh)
 
 
 class UpdateLog:
-    """This process's position in the log of dataset changes, in bytes: how far it has written or applied the log."""
+    """How far this process has written or applied the log of dataset changes, in bytes."""
 
     __slots__ = ("end",)
 

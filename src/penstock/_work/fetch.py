@@ -1,4 +1,4 @@
-"""The worker's side of a feed (the way samples are obtained). Each feed in `_feed/` has its own subclass."""
+"""The worker's side of a feed. Each feed in `_feed/` has its own subclass."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Fetch:
         """Looks up the dataset's methods. Called at the start and after every change to the dataset."""
 
     def gather(self, task: Task, empty: Empty) -> tuple[object, int] | None:
-        """Returns the whole batch and its number of rows, or None if samples must be fetched and collated."""
+        """Returns the whole batch and its number of rows, or None if the samples must be fetched and collated."""
         return None
 
     def samples(self, task: Task) -> tuple[Sequence[Any], Mended | None] | None:
@@ -37,7 +37,7 @@ class Fetch:
         raise NotImplementedError
 
     def counts(self, task: Task) -> bool:
-        """True if every rank has a batch for this step. Otherwise the epoch ends before this step on all ranks."""
+        """True if every rank has a batch for this step. If not, the epoch ends before it on all ranks."""
         return True
 
     # Static, because the names of samples depend only on the task.

@@ -36,7 +36,7 @@ class Generators:
         return self._seed_step(self._seed, epoch, number)
 
     def borrowed(self, epoch: int, number: int) -> Loan:
-        """Returns a loan of the caller's generators: they are seeded for the step, and restored afterwards."""
+        """Returns a loan of the caller's generators, seeded for the step."""
         if self._borrow is None:
             self.allow()
         assert self._borrow is not None

@@ -22,7 +22,7 @@ class TaskRunner(Protocol):
     """Runs the tasks of one worker, one after the other. Backends use only these methods."""
 
     def begin(self, seat: int, *, alone: bool) -> None:
-        """Prepares the worker in slot `seat` for its first task. `alone`: the worker has its own process."""
+        """Prepares the worker in slot `seat` for its first task. `alone` is True if it has its own process."""
 
     def change(self, changes: Iterable[Change]) -> None:
         """Applies changes to the dataset. If a change fails, every later task fails with the same error."""
@@ -31,7 +31,7 @@ class TaskRunner(Protocol):
         """Makes the batch of a task, in the slab if penstock collates it. If `run` itself raises, the worker ends."""
 
     def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
-        """Returns the outcome of the latest task if sending its batch failed. `error` is the reason."""
+        """Returns the outcome of the latest task if its batch could not be sent. `error` is the reason."""
 
     def capture(self, errored: Errored) -> bytes:
         """Returns the error as bytes, which `restore` converts back to an exception in the caller's process."""

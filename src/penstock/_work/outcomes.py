@@ -27,7 +27,7 @@ class AtEnd(NamedTuple):
 
 
 class Errored(NamedTuple):
-    """The result of a failed task. The error is the user's object, so `where` and `notes` are not added to it."""
+    """The result of a failed task. `where` and `notes` are kept apart, because the error is the user's object."""
 
     error: BaseException
     where: str

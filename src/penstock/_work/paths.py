@@ -1,4 +1,4 @@
-"""Finds the file of a sample, if the dataset lists its files. Users know their samples by path and not by index."""
+"""Finds the path of a sample's file, which tells users more than an index, if the dataset lists its files."""
 
 from __future__ import annotations
 

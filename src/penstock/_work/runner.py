@@ -67,7 +67,7 @@ class Runner:
                 self._break("update(), made before ", error)
 
     def look_up(self) -> None:
-        """Looks up the dataset's methods again. Called after the caller has changed the dataset that both share."""
+        """Looks up the dataset's methods again, because the caller has changed the dataset that both share."""
         self._fetch.look_up()
 
     def _break(self, at: str, error: BaseException) -> None:
@@ -75,7 +75,7 @@ class Runner:
         self._broken = at, kept, kept.__traceback__
 
     def borrowed(self, task: Task) -> Loan:
-        """Returns a loan (temporary use) of the caller's global random generators, seeded for the task."""
+        """Returns a loan of the caller's global random generators, seeded for the task."""
         return self._generators.borrowed(task.epoch, self._job.number(task.step))
 
     # One task.

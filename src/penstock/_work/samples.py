@@ -105,7 +105,7 @@ class SampleFetcher:
         return samples, mended if mended.errors else None
 
     def _another(self, task: Task, row: int, attempt: int) -> Any:
-        """Draws a replacement key from all keys of the epoch, or from the same step if the order is unknown."""
+        """Draws a replacement key from all keys of the epoch or, if the order is unknown, of the same step."""
         import_whole("penstock._work.seeding")
         from penstock._work.seeding import REPLACE  # late: see InlineBackend
 

@@ -68,7 +68,7 @@ def _told(outcome: Done | AtEnd | Errored, worker: int, task: Task, writer: Writ
 
 
 class _LocalBackend(Backend):
-    """Base class of the inline and thread backends, whose workers use the caller's own dataset."""
+    """Base class of the backends whose workers use the caller's own dataset."""
 
     copies_dataset = False
     clock = staticmethod(time.monotonic)
@@ -154,7 +154,7 @@ class InlineBackend(_LocalBackend):
 
 
 class ThreadBackend(_LocalBackend):
-    """Runs tasks in threads. Tasks wait in a deque. For each task, a permit in a queue wakes one thread."""
+    """Runs tasks in threads. Tasks wait in a deque, and for each task, a permit in a queue wakes one thread."""
 
     shares_gauges = True
 
@@ -261,7 +261,7 @@ class ThreadBackend(_LocalBackend):
         gauge.flush()
 
     def _takes_leave(self, worker: int) -> bool:
-        """Accepts a pending request to exit for this thread. Returns False if no request is pending."""
+        """Accepts a pending request to exit for this thread. Returns False if there is none."""
         try:
             self._leaves.pop()
         except IndexError:

@@ -94,7 +94,7 @@ def look_up() -> int:
 
 
 def stop_openblas() -> None:
-    """Stops OpenBLAS's threads. Does nothing if the library does not export a function for this (as in numpy 2.5)."""
+    """Stops OpenBLAS's threads, if the library exports a function for this (numpy 2.5's does not)."""
     look_up()
     for stop in _stops:
         stop()
@@ -122,7 +122,7 @@ def limit() -> None:
 
 @contextmanager
 def opencv_stopped() -> Iterator[None]:
-    """Stops OpenCV's threads during a fork, because stopping them in the child could block forever on a lock."""
+    """Stops OpenCV's threads during a fork. (Stopping them in the child could block forever on a lock.)"""
     module: Any = sys.modules.get("cv2")
     before = getattr(module, "getNumThreads", int)() if count() else 0
     if before > 1:

@@ -102,7 +102,7 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}
 
 
 def waits_for_thread(pid: int) -> bool:
-    """True if the main thread is waiting for another thread (a lock, a pool), or if this cannot be determined."""
+    """True if the main thread waits for another thread (a lock, a pool), or if that is unknown."""
     try:
         calls = Path(f"/proc/{pid}/syscall").read_text().split()
     except OSError:

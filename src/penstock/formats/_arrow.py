@@ -133,7 +133,7 @@ class Arrow(Table):
         return whole[start : start + self.files[number].size]
 
     def _stream(self, number: int, messages: Messages, parts: list[Any]) -> Any:
-        """Returns the bytes of an Arrow stream that consists of the schema and these messages."""
+        """Returns an Arrow stream as bytes: the schema and these messages."""
         import pyarrow as pa
 
         schema = messages.held or self._bytes(number, *messages.schema)

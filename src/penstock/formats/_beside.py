@@ -110,7 +110,7 @@ def entry_of(file: AnyFile, arrays: Arrays) -> Entry:
 
 
 def _header(file: AnyFile, place: int) -> int:
-    """Returns the CRC-32 of the tar header at the offset `place`, even if the end of the header is cut off."""
+    """Returns the CRC-32 of the tar header at the offset `place`, even if the file ends in the header."""
     place = min(place, file.size)
     return zlib.crc32(file.peek(place, min(HEADER, file.size - place)))
 
@@ -203,7 +203,7 @@ class Beside:
         self._counts: dict[str, dict[str, list[Any]]] = {}  # by the path of the index, and the name of the tar
 
     def count(self, file: AnyFile) -> int | None:
-        """Returns the number of samples according to a wids index, or None if no wids index is used for this tar."""
+        """Returns the number of samples according to a wids index, or None if there is none for this tar."""
         index = self._index(file)
         if index is None or not index.path.endswith(".json"):
             return None
@@ -227,7 +227,7 @@ class Beside:
         return dali_index(file)
 
     def all_others(self, files: Sequence[AnyFile]) -> None:
-        """Warns if more than `_MUCH` bytes must be downloaded because these tars have no index."""
+        """Warns if finding the samples of these tars, which have no index, downloads more than `_MUCH` bytes."""
         remote = [file for file in files if isinstance(file, RemoteFile)]
         nbytes = sum(file.size for file in remote)
         if self._warns and nbytes > _MUCH and not is_worker_process():
@@ -247,7 +247,7 @@ class Beside:
 
     @contextmanager
     def _refusing(self, index: AnyFile) -> Iterator[None]:
-        """A context manager that ignores an invalid index, or raises FormatError if the user passed that index."""
+        """Ignores an invalid index in the `with` block, but raises FormatError if the user passed this index."""
         try:
             yield
         except ValueError as error:
@@ -267,7 +267,7 @@ def _name(file: AnyFile) -> str:
 
 
 def _folders(files: Sequence[AnyFile]) -> dict[str, AnyFile]:
-    """Maps each folder that has an index to that index. A `penstock.index` is preferred to a wids index."""
+    """Maps each folder that has an index to that index. Prefers a `penstock.index` to a wids index."""
     some = {folder_of(file): file for file in files}
     threads = IN_FLIGHT if any(isinstance(file, RemoteFile) for file in some.values()) else 1
     found = in_parallel(lambda file, _: _index_beside(file), some.values(), threads)
@@ -296,7 +296,7 @@ def neighbour(file: AnyFile, name: str) -> AnyFile | None:
 
 
 def _shards(index: AnyFile, must: bool) -> dict[str, list[Any]]:
-    """Returns the entries of a wids index by tar name. Ignores an invalid index, or raises if `must` is True."""
+    """Returns the entries of a wids index by tar name. Ignores an invalid index, unless `must` is True."""
     found: dict[str, list[Any]] = {}
     try:
         if index.size > _MOST_WIDS:
@@ -315,7 +315,7 @@ def _shards(index: AnyFile, must: bool) -> dict[str, list[Any]]:
 
 
 def _nearest(path: str, shards: list[Any]) -> Any:
-    """Returns the shard whose URL shares the longest ending with `path`, or None if there is no single best match."""
+    """Returns the shard whose URL has the longest ending in common with `path`, or None if several have."""
 
     def common(shard: Any) -> int:
         pairs = zip(reversed(path.split("/")), reversed(shard["url"].partition("?")[0].split("/")), strict=False)

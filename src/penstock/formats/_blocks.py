@@ -28,8 +28,8 @@ class Blocks(Format):
     A subclass calls `set_rows` with the number of rows in each block. It defines `read(rows)`, which returns the
     samples of a block in one of three forms: an array whose first axis is the rows; a dict of such arrays, so that a
     sample is a dict of values; or a list of samples. Arrays are copied directly into the batch. Each process keeps
-    its most recently used blocks, up to `keep` bytes. If there is more data than that, a random order decodes a whole
-    block for each sample; use `shuffle="blocks"` instead.
+    its most recently used blocks, up to `keep` bytes. With more data than that, a random order decodes a whole block
+    for each sample, so use `shuffle="blocks"`.
 
     >>> import tempfile
     >>> from pathlib import Path

@@ -39,7 +39,7 @@ class Cells:
     """The values of one column in one record batch.
 
     If `is_direct` is True, `put` can write rows directly into a column of a batch: an array, or a list of str or
-    bytes. `plain` is a mask that is False for rows with a null, or None if no row needs a check for nulls.
+    bytes. `plain` is False for each row with a null, or None if there are no nulls to look for.
     """
 
     is_direct = False
@@ -293,7 +293,7 @@ def _has_times(kind: Any) -> bool:
 
 
 def _numbers(array: Any) -> tuple[Values, NDArray[np.bool_] | None]:
-    """Returns the values, and a mask of the rows without nulls. The mask is None if there are no nulls."""
+    """Returns the values, and a mask of the rows without nulls, or None if there are no nulls."""
     kind, count = array.type, len(array)
     if isinstance(kind, pa.FixedShapeTensorType):
         values, plain = _numbers(array.storage)
@@ -310,7 +310,7 @@ def _numbers(array: Any) -> tuple[Values, NDArray[np.bool_] | None]:
 
 
 def _flat(array: Any) -> Values:
-    """Returns one number for each row. The number is arbitrary for a null row."""
+    """Returns one number for each row, which is arbitrary for a null."""
     kind, count, offset = array.type, len(array), array.offset
     dtype = number_dtype(kind)
     assert dtype is not None
@@ -365,7 +365,7 @@ def is_tokens(kind: Any) -> bool:
 
 
 def list_lengths(array: Any) -> NDArray[np.int64]:
-    """Returns the number of elements of each list in a column of lists, from their offsets. A null has none."""
+    """Returns the number of elements of each list in a column, from the lists' offsets; 0 for a null."""
     edges = _edges(array, "i8" if kinds.is_large_list(array.type) else "i4", len(array.values))
     lengths, valid = np.diff(edges).astype(np.int64), _valid(array)
     return lengths if valid is None else lengths * valid

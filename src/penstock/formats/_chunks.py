@@ -135,7 +135,7 @@ def places(chunks: Sequence[Sequence[ColumnChunk]]) -> NDArray[np.int64]:
 
 
 def joined(extents: Iterable[ByteRange], gap: int, most: int = sys.maxsize) -> list[ByteRange]:
-    """Joins byte ranges with fewer than `gap` bytes between them, if the joined range has fewer than `most` bytes."""
+    """Joins byte ranges less than `gap` bytes apart, unless the result would have `most` bytes or more."""
     found: list[ByteRange] = []
     for start, stop in sorted(extents):
         if found and start - found[-1][1] < gap and stop - found[-1][0] < most:
@@ -208,8 +208,7 @@ def _list(footer: bytes, at: int, read: ReadValue) -> tuple[list[Any], int]:
 def _struct(footer: bytes, at: int, wanted: Mapping[int, Wanted], last: int = -1) -> tuple[dict[int, Any], int]:
     """Parses a struct. Returns the wanted fields by field number, and the offset after the struct.
 
-    Parsing stops at the field number `last`, if there is one. Both results then contain the offset of that
-    field's value.
+    If `last` is given, parsing stops at this field. Both results then contain the offset of the field's value.
     """
     found: dict[int, Any] = {}
     number = 0

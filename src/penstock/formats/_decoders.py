@@ -69,7 +69,7 @@ def check_decode(decode: Any, names: str) -> None:
 
 
 def decoders(decode: bool | Mapping[str, Decoder | None], chosen: bool = True) -> dict[str, Decoding | None]:
-    """Returns the decoding function for each extension. If it is None, the bytes stay unchanged.
+    """Returns the decoding function for each extension, or None to keep the bytes.
 
     `chosen` is True if the user has chosen the fields. Otherwise JSON is decoded only if `decode` names it, because
     JSON objects with different keys or with nulls cannot be collated.
@@ -91,7 +91,7 @@ def decoders(decode: bool | Mapping[str, Decoder | None], chosen: bool = True) -
 
 
 def same_ends(end: str) -> tuple[str, ...]:
-    """Returns an extension, followed by the other extensions of the same kind of file, such as jpg and jpeg."""
+    """Returns an extension, and the other extensions of the same kind of file, such as jpg and jpeg."""
     return next(((end, *(each for each in group if each != end)) for group in _SAME if end in group), (end,))
 
 
@@ -126,9 +126,8 @@ def decoded(
     """Decodes the bytes of a member, or returns them unchanged if no function is known for its extension.
 
     `end` is the part of the member's name after the first dot. If it has no function, the part after its last dot is
-    tried. `name` describes the member in error messages. If `allocate` is given, a result with a fixed shape is
-    written into the memory that `allocate(end, shape, dtype)` returns. `limit` is the maximum size, in bytes, of a
-    result of penstock's own functions.
+    tried. `name` describes the member in error messages. `allocate(end, shape, dtype)` returns memory for a result of
+    fixed shape. `limit` is the maximum size, in bytes, of a result of penstock's own functions.
     """
     found = end if end in functions else end.rpartition(".")[2]
     decoding = functions.get(found)

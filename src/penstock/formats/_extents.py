@@ -80,7 +80,7 @@ class Extents(Format):
         return start, stop - start
 
     def _extents(self, number: int, rows: NDArray[np.int64]) -> tuple[list[int], list[int]]:
-        """Like `extent`, but for several rows of a file. Returns a list of offsets and a list of lengths."""
+        """Returns two lists for several rows of a file: their offsets, and their lengths."""
         if type(self).extent is not Extents.extent or type(self)._place is not Extents._place:
             firsts, lengths = zip(*(self.extent(number, row) for row in rows.tolist()), strict=True)
             return list(firsts), list(lengths)
@@ -105,14 +105,14 @@ class Extents(Format):
         return np.unique(np.concatenate([*inside, self.edges]))
 
     def _firsts(self, number: int) -> NDArray[np.int64]:
-        """Returns the index of the first row of each block in a file, except for the first block."""
+        """Returns the index of the first row of each block in a file, without the first block."""
         starts = self.indexes[number]["starts"]
         # Convert to the same dtype, because numpy would otherwise read and convert the whole index.
         begins = np.arange(BLOCK, self.files[number].size, BLOCK).astype(starts.dtype)
         return starts[:-1].searchsorted(begins)
 
     def _count(self, index: Index) -> int:
-        """Returns the number of samples in a file. Does not read the whole index, which would be slow."""
+        """Returns the number of samples in a file, without reading the whole index."""
         starts = index.get("starts")
         if starts is None or starts.ndim != 1 or not len(starts) or starts.dtype.kind not in "iu":
             raise FormatError(

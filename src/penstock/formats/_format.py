@@ -96,7 +96,7 @@ class Format(Dataset[Any]):
         self.files = find_files(paths, self.suffixes, name, Access.of(name, files))
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Lists the `**files` arguments in a subclass's signature, for `help`, completion and `penstock.open`."""
+        """Shows the `**files` arguments in a subclass's signature, for `help`, completion and `penstock.open`."""
         super().__init_subclass__(**keywords)
         remove_bypass(cls, "__gather__", ("sample", "samples"))
         if "__init__" in vars(cls):

@@ -27,11 +27,10 @@ class HuggingFace(Table):
     """A dataset with the rows of a map-style `datasets.Dataset`, read directly from its Arrow table.
 
     The effects of `select`, `shuffle`, `filter` and similar methods are kept, as are the columns chosen by
-    `set_format`. Without a format, numbers are numpy scalars and lists of numbers are numpy arrays, while the dataset
-    itself returns Python ints and lists. Dates are datetime64. If the dataset has a format (`with_format`,
-    `with_transform`), or features that must be decoded (images, audio), the dataset creates the samples itself, and
-    `is_direct` is False. Workers share a memory-mapped table; a dataset in memory is sent to them. Needs
-    `pip install ".[huggingface]"`.
+    `set_format`. Numbers are numpy scalars and lists of numbers are numpy arrays, where the dataset itself returns
+    Python ints and lists. Dates are datetime64. If the dataset has a format (`with_format`, `with_transform`), or
+    features that must be decoded (images, audio), the dataset creates the samples itself, and `is_direct` is False.
+    Workers share a memory-mapped table; a dataset in memory is sent to them. Needs `pip install ".[huggingface]"`.
 
     Reading a sample with an image raises an error if, according to the image's header, its pixels have more than
     `max_sample_bytes`.

@@ -198,7 +198,7 @@ class _ArrowTable(NamedTuple):
 
 
 def _keys(form: Any) -> Sequence[Any]:
-    """Returns the keys of a dict, list or tuple in the structure of a sample. Raises ValueError for other types."""
+    """Returns the keys of a dict, list or tuple in a sample's structure. Raises ValueError for other types."""
     kind, count = form["type"], len(form["children_spec"])
     if kind in ("builtins.dict", "collections.OrderedDict"):
         keys: list[Any] = json.loads(form["context"])
@@ -228,7 +228,7 @@ def _built(form: Any, leaves: Iterator[Any]) -> Any:
 
 
 def _dtype(encoding: str) -> np.dtype[Any] | None:
-    """Returns the dtype of arrays stored without a header, or None if numpy does not support it (bfloat16)."""
+    """Returns the dtype of arrays stored without a header, or None if numpy lacks it (bfloat16)."""
     kind, _, code = encoding.partition(":")
     name = (_NUMPY if kind.endswith("numpy") else _TENSORS)[int(code)]
     return None if name == "bfloat16" else np.dtype(name)

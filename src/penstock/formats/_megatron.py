@@ -145,7 +145,7 @@ def idx_path(path: FilePath | AnyFile) -> FilePath | AnyFile:
 
 
 def dtype_beside(file: AnyFile) -> np.dtype[Any] | None:
-    """Returns the dtype of a local `.bin` according to Megatron's `.idx` beside it, or None if it is missing."""
+    """Returns the dtype of a local `.bin` from Megatron's `.idx` beside it, or None if there is none."""
     stem, end = os.path.splitext(file.path)
     if end != ".bin" or not isinstance(file, File):
         return None

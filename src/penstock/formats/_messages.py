@@ -89,7 +89,7 @@ def find_messages(file: AnyFile, look: Look) -> Messages:
 
 
 def _message(file: AnyFile, look: Look, at: int) -> tuple[int, int, bool, int] | None:
-    """Returns (type, number of rows, is compressed, end) of the message at `at`, or None at the end of the stream."""
+    """Returns (type, number of rows, is compressed, end) of the message at `at`, or None at the stream's end."""
     if at == file.size:
         return None  # a stream may omit its end marker
     try:
@@ -116,13 +116,13 @@ def _message(file: AnyFile, look: Look, at: int) -> tuple[int, int, bool, int] |
 
 
 def _head(content: Any) -> tuple[int, int]:
-    """Returns the length of a message's metadata, and the offset at which the metadata begins."""
+    """Returns the length of a message's metadata, and the offset at which it begins."""
     (length,) = struct.unpack_from("<I", content)
     return (struct.unpack_from("<I", content, 4)[0], 8) if length == _CONTINUED else (length, 4)
 
 
 def unpacked_bytes(content: Any) -> int:
-    """Returns the decompressed size of a message in bytes, or 0 if it is not compressed or cannot be read."""
+    """Returns the decompressed size of a message in bytes; 0 if it is not compressed or not readable."""
     try:
         length, begin = _head(content)
         message, body = content[begin : begin + length], begin + length
@@ -168,7 +168,7 @@ def _blocks(footer: Any, table: _FlatBufferTable, field: int) -> list[MessageRan
 
 
 def look_ahead(file: AnyFile) -> Look:
-    """Returns a function that reads byte ranges of a remote file. Fetches the metadata of all messages first."""
+    """Returns a function that reads byte ranges of a remote file. First fetches the metadata of all messages."""
     looks = _Looks(file)
     try:
         if looks(0, min(6, file.size)) == b"ARROW1":
@@ -180,7 +180,7 @@ def look_ahead(file: AnyFile) -> Look:
 
 
 class _Looks:
-    """Reads small parts of a file and keeps them in memory, with adjacent bytes that are likely to be needed too."""
+    """Reads small parts of a file and keeps them, with adjacent bytes that are likely to be needed, too."""
 
     def __init__(self, file: AnyFile) -> None:
         self._file = file

@@ -119,7 +119,7 @@ class Parquet(Table):
         return [(start, stop) for start, stop in found[begin:end, 1:].tolist()]
 
     def _find_columns(self, number: int) -> NDArray[np.int64]:
-        """Returns the byte ranges of a remote file's columns, and divides the file into pieces aligned with them."""
+        """Returns the byte ranges of a remote file's columns, and divides the file into pieces at their edges."""
         file = self.files[number]
         assert isinstance(file, RemoteFile)
         try:
@@ -140,7 +140,7 @@ class Parquet(Table):
 
 
 def _check_size(chunks: Sequence[ColumnChunk], rows: int, name: str, limit: int) -> None:
-    """Raises SampleTooLarge if the footer shows that a row group is too large for its number of rows."""
+    """Raises SampleTooLarge if, according to the footer, a row group is too large for its number of rows."""
     # Values are counted too, because a long run of equal values takes only a few bytes in the file. A value of text
     # or binary data has an offset of at least 4 bytes.
     nbytes = sum(max(chunk.nbytes, chunk.values * _WIDTHS.get(chunk.type, 4)) for chunk in chunks)
@@ -167,7 +167,7 @@ class _Text:
         check_block(name, self._rows, self._nbytes(opened), self._limit)
 
     def _nbytes(self, opened: Any) -> int:
-        """Returns the total size of the decoded strings, or an upper bound if even the bound is within the limit."""
+        """Returns the total size of the decoded strings, or an upper bound that is within the limit."""
         first = next(opened.iter_batches(1, [self._part], self.paths, use_threads=False), None)
         longest = [_longest(column) for column in first.columns] if first is not None else []
         most: int = max(longest, default=0) * self._values
@@ -204,7 +204,7 @@ def _text_bytes(column: Any) -> int:
 
 
 def _batches(opened: Any, part: int, columns: Sequence[str]) -> list[Any]:
-    """Reads a row group as one record batch, or as several if a column exceeds the 2 GB limit of an Arrow array."""
+    """Reads a row group as one record batch, or as several if a column has more than 2 GB (Arrow's limit)."""
     import pyarrow as pa
 
     too_large = pa.ArrowNotImplementedError, pa.ArrowCapacityError, pa.ArrowInvalid
@@ -227,7 +227,7 @@ def _batches(opened: Any, part: int, columns: Sequence[str]) -> list[Any]:
 
 
 class _Ends:
-    """The final bytes of remote files, with their footers. They are sent to workers, which saves requests."""
+    """The final bytes of remote files, with their footers. Workers get them, which saves requests."""
 
     def __init__(self, ends: Sequence[NDArray[np.uint8]]) -> None:
         sizes = np.array([len(end) for end in ends], np.int64)
@@ -236,15 +236,15 @@ class _Ends:
         self._edges = np.concatenate([[0], sizes.cumsum()])
 
     def __getitem__(self, number: int) -> bytes:
-        """Returns the file's final bytes, or b"" if the file is local or the total would exceed `_SENT` bytes."""
+        """Returns the file's final bytes. For a local file, or after `_SENT` bytes in total, returns b""."""
         return self._all[self._edges[number] : self._edges[number + 1]].tobytes()
 
 
 def _footer(file: AnyFile) -> Mapping[str, NDArray[Any]]:
     """Describes a file as `_described` does.
 
-    The description is stored if the file is local and its footer is large. For a remote file, the description
-    includes the file's final bytes, as `end`.
+    The description is stored if the file is local and its footer is large. That of a remote file includes the file's
+    final bytes, as `end`.
     """
     if not isinstance(file, RemoteFile):
         (length,) = _LENGTH.unpack(_checked(file, file.read(max(0, file.size - 8), min(8, file.size)))[-8:-4])
@@ -254,7 +254,7 @@ def _footer(file: AnyFile) -> Mapping[str, NDArray[Any]]:
 
 
 def _end(file: AnyFile) -> bytes:
-    """Reads the footer and the eight bytes after it. This takes one request unless the footer is large."""
+    """Returns the footer and the eight bytes after it, in one request unless the footer is large."""
     some = min(file.size, _TAIL)
     end = _checked(file, file.peek(file.size - some, some))
     (length,) = _LENGTH.unpack(end[-8:-4])

@@ -21,7 +21,7 @@ class MessageError(ValueError):
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
-    """Yields (field number, wire type, value) for each field. Only a `VARINT` is an int; other values are bytes."""
+    """Yields (field number, wire type, value) of each field. A `VARINT` is an int; other values are bytes."""
     at = 0
     while at < len(message):
         tag, at = integer(message, at)
@@ -30,7 +30,7 @@ def fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
 
 
 def numbers(message: memoryview, wire_type: int) -> Iterator[Any]:
-    """Yields the numbers in field 1, packed or not, of a message without other fields. `FOUR` yields buffers."""
+    """Yields the numbers in field 1, packed or not, of a message that has only this field. `FOUR` yields buffers."""
     for field, found_type, found in fields(message):
         if field != 1 or found_type not in (wire_type, BYTES):
             raise MessageError(f"a list of numbers has a field {field} of wire type {found_type}")

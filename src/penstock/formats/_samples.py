@@ -51,11 +51,10 @@ class FaultRaisingFile(AnyFile):
 def find_samples(file: AnyFile) -> Arrays:
     """Returns the index of a tar file. Adjacent members with the same sample key form a row.
 
-    `starts` holds the offset of each row, followed by the end of the last one.
-
-    If a key occurs in several rows, `apart` holds pairs of rows with the same key. The first row of each pair cannot
-    be read. If the tar is damaged, the last row stands for the part that cannot be read. `fault` then holds the
-    offset of the damage, and the index of the last row.
+    - `starts` holds the offset of each row, followed by the end of the last one.
+    - `apart` holds pairs of rows with the same key. The first row of each pair cannot be read.
+    - `fault` is present if the tar is damaged. It holds the offset of the damage, and the index of the last row,
+      which stands for everything that cannot be read.
     """
     refuse_compressed(file)
     archive, samples = FaultRaisingFile(file), TarSamples()

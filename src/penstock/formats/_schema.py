@@ -60,8 +60,8 @@ def _names(columns: Iterable[str]) -> list[str]:
 def _check(schema: Any, path: str, wanted: dict[str, str], first: str, all_columns: bool) -> None:
     """Raises FormatError if a file lacks a wanted column, or has it with another type.
 
-    `first` is the path of the first file, which all files are compared with. If `all_columns` is True, additional
-    columns are an error too.
+    `first` is the path of the first file, with which all files are compared. If `all_columns` is True, additional
+    columns are an error, too.
     """
     for name, form in wanted.items():
         if name not in schema.names:

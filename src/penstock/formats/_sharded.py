@@ -84,7 +84,7 @@ class Sharded(Extents):
         return start, int(starts[row + 1]) - start
 
     def _head(self, number: int) -> tuple[NDArray[np.uint32], int]:
-        """Returns the offsets of the samples, with the end of the last one, and the size of this array in bytes."""
+        """Returns the offset of each sample and the end of the last one, and the size of this array in bytes."""
         file, n = self.files[number], self._shards[number].samples
         head = np.frombuffer(file.read(0, min(file.size, 4 * (n + 2))), "<u4", min(file.size // 4, n + 2))
         if len(head) < n + 2 or head[0] != n:
@@ -95,7 +95,7 @@ class Sharded(Extents):
         return starts, starts.nbytes
 
     def parts(self, raw: bytes, number: int, row: int, fixed: Sequence[int | None]) -> list[bytes]:
-        """Splits a sample into its fields. `fixed` holds their sizes, or None for a size stored in the sample."""
+        """Splits a sample into its fields. `fixed` holds their sizes; None means that the sample holds the size."""
         free, ends = fixed.count(None), [0]
         if len(raw) >= 4 * free:
             sizes = iter(struct.unpack_from(f"<{free}I", raw))

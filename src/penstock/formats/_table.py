@@ -92,7 +92,7 @@ class Table(Format):
     # Blocks.
 
     def _block(self, number: int, rows: int) -> list[Cells]:
-        """Returns a decoded block. `rows` is the number of rows that the caller will use (see `_check_use`)."""
+        """Returns a decoded block, of which the caller will use `rows` rows (see `_check_use`)."""
         self._used += rows
         return self._kept.get(number, self._opened)
 
@@ -115,7 +115,7 @@ class Table(Format):
         return block, _VIEW if is_elsewhere else sum(batch.nbytes for batch in batches)
 
     def _batches_of(self, number: int) -> tuple[list[Any], bool]:
-        """Returns the record batches of a block, and whether their memory is shared with other processes."""
+        """Returns the record batches of a block, and True if other processes share their memory."""
         if self._is_mapped(number):
             return self._read(number), True
         if not is_worker_process() or not self._lasts:  # threads share `_kept`
@@ -231,7 +231,7 @@ class Table(Format):
         return {name: out.finish() for name, out in zip(self.columns, outs, strict=True)}
 
     def _outs(self, block: list[Cells], row: int, size: int, empty: Empty) -> list[_Out]:
-        """Returns the memory for each column of a batch, or an empty list if a column needs Python objects."""
+        """Returns memory for each column of a batch, or an empty list if a column needs Python objects."""
         if not all(each.is_direct for each in block):
             return []
         fields: Iterable[Empty] = repeat(empty, len(self.columns))
@@ -244,7 +244,8 @@ class Table(Format):
         """Returns the number of tokens of each row, from the offsets of the lists. No token is read.
 
         Missing if no column has lists of integers, or if the offsets cannot be read without the lists (Parquet,
-        compressed or remote files). Of several such columns, `tokens` or `input_ids` counts, or else the first.
+        compressed or remote files). If several columns have such lists, `tokens` or `input_ids` counts, or else the
+        first.
         """
         from penstock.formats._cells import is_tokens
 
@@ -295,7 +296,7 @@ def deserialized(data: Any) -> list[Any]:
 
 
 def unreadable(where: str, error: Exception, remedy: str = "") -> NoReturn:
-    """Raises FormatError if the file's content caused the pyarrow error. Otherwise raises `error` again."""
+    """Raises FormatError if pyarrow failed because of the file's content. Otherwise raises `error` again."""
     raise_unless_damage(error, where)
     said = " ".join(str(error).split()).rstrip(".")[:300]
     raise FormatError(
@@ -312,7 +313,7 @@ def need_pyarrow(reader: str, extra: str = "parquet") -> None:
 
 
 class _Out:
-    """A column of a batch while it is being filled: an array in the batch's memory, or a list of str or bytes."""
+    """A column of a batch that is being filled: an array in the batch's memory, or a list of str or bytes."""
 
     __slots__ = ("_into", "array")
 

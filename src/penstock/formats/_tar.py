@@ -107,9 +107,9 @@ class Tar(Extents):
     def _warn_of_unused(self, decode: Mapping[str, Any]) -> None:
         """Warns if `decode` has an extension that the samples do not seem to have.
 
-        With `fields`, the extension is compared with the fields. Without `fields`, it is compared with the first
-        members of the first tar, if this tar is local. Extensions that penstock knows are then not checked, because
-        a dict for jpg and png may be used for tars with only one of the two.
+        The extension is compared with `fields` or, without them, with the first members of the first tar if it is
+        local. In the second case, extensions that penstock knows are not checked, because a dict for jpg and png may
+        be used for tars with only one of the two.
         """
         if self._read is not None:
             unused = unused_ends(decode, self._read)
@@ -235,7 +235,7 @@ class Tar(Extents):
         return sample
 
     def _left(self, left: int, value: Any, where: _Where) -> int:
-        """Subtracts the size of `value` from `left`, the remaining bytes. Raises SampleTooLarge if none are left."""
+        """Subtracts the size of `value` from the `left` bytes. Raises SampleTooLarge if none are left."""
         left -= nbytes_of(value)
         if left <= 0:
             assert self.max_sample_bytes is not None
@@ -293,9 +293,8 @@ class Tar(Extents):
 class BadRows:
     """The rows of a tar that cannot be read.
 
-    If the tar is damaged at the offset `byte`, the row `lost` and all later rows cannot be read. `others` contains
-    the rows that cannot be read because the members of their sample are not adjacent. It maps each of these rows to
-    another row of the same sample.
+    These are all rows from `lost` on, if the tar is damaged at the offset `byte`, and the rows in `others`, whose
+    samples have members elsewhere in the tar. `others` maps each of these rows to another row of the same sample.
     """
 
     def __init__(self, rows: int, lost: int, byte: int, others: dict[int, int]) -> None:
@@ -376,7 +375,7 @@ def _allocate_as(
 
 
 def wanted_fields(fields: str | Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Maps each field to the names of the members that may provide it, in order of preference."""
+    """Maps each field to the names of the members that may provide it, preferred ones first."""
     given = fields.split() if isinstance(fields, str) else list(fields)
     if not given or not all(isinstance(each, str) and each.strip(" .;") for each in given):
         raise TypeError(f"fields must be the names of members, such as ('jpg', 'cls'), but it is {fields!r}.")

@@ -20,14 +20,14 @@ class Box(NamedTuple):
         return slice(self.top, self.top + self.height), slice(self.left, self.left + self.width)
 
     def shrinking(self, to: Size) -> int:
-        """Returns the largest factor (1, 2, 4 or 8) that shrinks the box without making it smaller than `to`."""
+        """Returns the largest factor (1, 2, 4 or 8) by which the box can shrink and still be as large as `to`."""
         for times in (8, 4, 2):
             if self.height // times >= to[0] and self.width // times >= to[1]:
                 return times
         return 1
 
     def shrunk(self, times: int) -> tuple[Box, tuple[float, float]]:
-        """Returns the box in an image decoded at 1/`times` size, in whole pixels, and its size before rounding."""
+        """Returns the box in an image decoded at 1/`times` size: in whole pixels, and its size before rounding."""
         # The exact box begins at the upper left corner of the rounded one; pixels beyond its size may be padding. A
         # box that begins inside a decoded pixel is moved to the pixel's edge: this is harmless, as its position is
         # random.
@@ -52,7 +52,7 @@ def fitting(image: Size, shorter: int) -> Size:
 
 
 def covering(image: Size, crop: Size) -> Size:
-    """Returns the smallest size that has the proportions of the image and is large enough for the crop."""
+    """Returns the smallest size that has the image's proportions and contains the crop."""
     factor = max(crop[0] / image[0], crop[1] / image[1])
     return max(crop[0], round(image[0] * factor)), max(crop[1], round(image[1] * factor))
 

@@ -199,7 +199,7 @@ class ImageFolder(Format, Images):
         return self._gathered(self._stored(keys, self.checked(keys)), len(keys), empty)
 
     def _stored(self, keys: Any, rows: NDArray[np.int64]) -> Iterator[StoredImage]:
-        """Returns the stored images of these keys. Remote images are fetched several at a time."""
+        """Yields the stored images of these keys. Remote images are fetched several at a time."""
         is_ours = type(self).read is ImageFolder.read  # that of a subclass may draw random numbers
         threads = THREADS if self._folder.is_remote and is_ours else 1
         found = in_parallel(lambda row, _: self.read(row), rows.tolist(), threads)
@@ -290,7 +290,7 @@ def _read_list(file: AnyFile, folder: LocalFolder | RemoteFolder, labels: bool) 
 
 
 def _without_labels(lines: list[str], is_file: Callable[[str], bool]) -> list[str]:
-    """Returns the paths in a listing. A number at the end of a line is a label unless it belongs to the file name."""
+    """Returns the paths in a listing. A number at the end of a line is a label, unless a file's name ends in it."""
     found = [path if label is not None else "" for path, label in map(_read_line, lines)]
     # Only the first few files are looked up, because a list may have millions of lines.
     if all(found) and not any(map(is_file, lines[:CHECKED])):

@@ -35,7 +35,7 @@ class LocalFolder:
         self.root = root
 
     def folders(self) -> tuple[str, ...]:
-        """Returns the names of the folders directly inside this one, sorted, without hidden folders."""
+        """Yields the paths of all files below `folder`, sorted by name, without hidden files."""
         with os.scandir(self.root) as entries:
             return tuple(sorted(each.name for each in entries if each.is_dir() and not each.name.startswith(".")))
 
@@ -130,7 +130,7 @@ class Files(Sequence[AnyFile]):
 def find_folder(
     root: Path, listing: Path | None, access: Access
 ) -> tuple[LocalFolder | RemoteFolder, AnyFile | None]:
-    """Returns the folder of the images, and the file that lists them or None. `root` may itself be this file."""
+    """Returns the folder of the images, and the file that lists them, if any. `root` may itself be this file."""
     text = text_of(root, "ImageFolder")
     if not is_url(text):
         folder = local(text, "ImageFolder")

@@ -23,8 +23,8 @@ def deal(costs: Int64s, ranks: int, each: int) -> Int64s:
     """Divides samples among ranks, `each` samples per rank, so that all ranks have about the same cost.
 
     There are ranks * each costs. The result has a row of sample numbers for each rank. In each round, every rank gets
-    one of the costliest samples that are left. The costliest of these goes to the rank with the lowest cost so far.
-    Then the rank with the highest cost and the rank with the lowest cost exchange samples, as long as this helps. The
+    one of the costliest samples that are left: the rank with the lowest cost so far gets the costliest of them. Then
+    the rank with the highest cost and the rank with the lowest cost exchange samples, as long as this helps. The
     costs are integers, so the result is the same on every machine.
 
     >>> deal(np.array([1, 9, 5, 4]), ranks=2, each=2).tolist()
@@ -70,11 +70,12 @@ def _exchange(dealt: Int64s, costs: Int64s, loads: Int64s) -> None:
 class BalancedPlan(OrderPlan):
     """An `OrderPlan` that divides the samples of each step among the ranks by cost, and not by position.
 
-    The cost of a sample is its length to the power of `power`. With `accumulate=k`, the samples of k steps are dealt
-    together. All ranks then have about the same cost over these steps, and the k steps of a rank have about the same
-    cost, too. Only the assignment to ranks and steps changes: all ranks together still get the same samples in each
-    step (or in the k steps). If fewer than k steps are left at the end, they are dealt one by one. An incomplete last
-    step is not balanced.
+    The cost of a sample is its length to the power of `power`. All ranks together get the same samples in a step as
+    with an `OrderPlan`. Only their assignment to ranks differs.
+
+    With `accumulate=k`, the samples of k steps are dealt together. All ranks then have about the same cost over these
+    steps, and the k steps of a rank have about the same cost, too. If fewer than k steps are left at the end, they
+    are dealt one by one. An incomplete last step is not balanced.
 
     >>> from penstock.plan._order import Sequential
     >>> lengths = LengthTable([9, 8, 1, 2])
@@ -161,7 +162,7 @@ class BalancedPlan(OrderPlan):
         return dealt
 
     def _costs(self, lengths: Int64s) -> Int64s:
-        """Returns the cost of each sample, more coarsely for very long samples: the sum must fit into 61 bits."""
+        """Returns the cost of each sample, rounded for very long samples so that the sum fits into 61 bits."""
         bits = self.power * int(lengths.max()).bit_length() + len(lengths).bit_length()
         coarse = -(-max(0, bits - 61) // self.power)
         costs: Int64s = np.maximum(lengths >> coarse, 1) ** self.power

@@ -1,4 +1,4 @@
-"""An order that needs few blocks (such as Parquet row groups) at a time. A random one would decode one per sample."""
+"""An order that needs only a few blocks at a time, such as row groups. (A fully random order needs all of them.)"""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ class BlockOrder:
     `edges` has the first key of each block, and the end of the last block. `window` is the number of blocks that a
     reader holds at a time.
 
-    The blocks are put in random order, and divided into groups of about `window` / 8 blocks. Each group is divided at
-    random into K parts. The epoch consists of stretches, and the samples of each stretch are shuffled together. A
-    stretch has one part of each of K adjacent groups. (The first and the last stretch have more parts.) The next
-    stretch drops the first of these groups and adds the group after the last one. K groups have one group less than
-    `window` blocks, so that the next group can be fetched in the meantime. If there are at most `window` blocks, they
-    form one group, and all samples are shuffled together.
+    The blocks are put in random order, and divided into groups of about `window` / 8 blocks. The samples of each
+    group are divided at random into K parts. An epoch is a sequence of stretches. A stretch takes one part from each
+    of K adjacent groups, and shuffles these samples together. The next stretch leaves out the first of these groups,
+    and adds the group after the last one. (The first and the last stretch take more parts.)
+
+    K groups have one group less than `window` blocks, so that the next group can be fetched in the meantime. If there
+    are at most `window` blocks, they form one group, and all samples are shuffled together.
 
     >>> order = BlockOrder(np.arange(0, 101, 10), window=3, seed=1)
     >>> keys = order.at(0, np.arange(100))

@@ -244,7 +244,7 @@ def _small(lengths: Int64s) -> NDArray[np.integer]:
 class _InBatches:
     """The order in which `ranks` ranks get the samples, batch by batch.
 
-    If `start` is inside a window of `epoch`, other ranks have begun this window, and it stays arranged for them.
+    If `start` is inside a window of `epoch`, this window stays arranged for the ranks that have begun it.
     """
 
     windows: BudgetWindows
@@ -288,9 +288,10 @@ class BudgetPlan(ComputedPlan):
     """A plan that deals the batches of each window to the ranks. In every step, each rank gets one batch.
 
     One step takes the next `world` batches of the window, which have about the same width. If fewer batches are left
-    at the end of a window, their samples are cut again into `world` smaller batches of about the same cost. The cost
-    is the number of padded tokens or, with `power=2`, rows times width squared. (If there are fewer samples than
-    ranks, some samples are repeated as padding.) `drop_last` drops such a step at the end of the epoch.
+    at the end of a window, their samples are divided again into `world` smaller batches of about the same cost. The
+    cost is the number of padded tokens or, with `power=2`, rows times width squared. (If there are fewer samples than
+    ranks, some samples are repeated as padding.) If `drop_last` is True, such a step at the end of the epoch is
+    dropped.
 
     After any step, the ranks have consumed all earlier windows and the first batches of the current window. Another
     number of ranks can continue there: `start` is the code of this `Place`. The rest of the current window stays
@@ -376,7 +377,7 @@ class BudgetPlan(ComputedPlan):
         return place.opens(self.windows.window, self.order.size(epoch), step)
 
     def upcoming(self, epoch: int) -> Upcoming:
-        """Returns the samples batch by batch. The order ignores that a window's last batches are cut again."""
+        """Returns the samples batch by batch. (Ignores that the last batches of a window are cut again.)"""
         order = _InBatches(self.windows, self.world, epoch, Place.of(self.start))
         return Upcoming(order, lambda step: order.reached(epoch, Place.of(self.consumed(epoch, step))))
 
@@ -413,7 +414,7 @@ class BudgetPlan(ComputedPlan):
         return self._place(epoch, window, number).item + self.world > self.windows.size(epoch, window)
 
     def _last(self, epoch: int, window: int) -> _LastStep:
-        """Returns the last step of the window, made from the batches that are too few for all ranks."""
+        """Returns the window's last step, made from batches that are too few for all ranks."""
 
         def make() -> _LastStep:
             keys, lengths, starts = self.windows.cut(epoch, window)
@@ -463,7 +464,7 @@ class BudgetPlan(ComputedPlan):
 
 
 def _even(windows: BudgetWindows, widths: Int64s, parts: int, power: int) -> list[int]:
-    """Cuts samples into `parts` batches of about the same cost, within the budget. `widths` has the widest first.
+    """Cuts samples, widest first, into `parts` batches of about the same cost, within the budget.
 
     Returns the start of each batch, and the end of the last. There are fewer batches only if there are fewer samples.
     """
@@ -492,7 +493,7 @@ def _even(windows: BudgetWindows, widths: Int64s, parts: int, power: int) -> lis
 
 
 def _cut_by_cost(windows: BudgetWindows, widths: Int64s, most: int, power: int, parts: int) -> list[int]:
-    """Like `_starts`, but batches of several samples cost at most `most`. Returns [] if `parts` are too few."""
+    """Like `_starts`, but a batch of several samples costs at most `most`. Returns [] if `parts` are too few."""
     edges, at, n, step = [0], 0, len(widths), windows.batch_multiple
     while at < n:
         if len(edges) > parts:

@@ -1,4 +1,4 @@
-"""Tells a dataset which keys a loader will ask for, and when, so that it can fetch data ahead of time."""
+"""Forecasts tell a dataset which keys a loader will ask for, and when, so that it can fetch data ahead of time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from penstock.plan._plan import ComputedPlan, Upcoming
 class Forecast:
     """The order of a loader in this epoch and all later epochs, and the loader's current position.
 
-    A loader whose order is known passes a forecast to its dataset's `__foresee__(forecast)`. Positions are counted
-    over all ranks and continue from epoch to epoch: position p of an epoch with base b is position b + p of the
+    A loader whose order is known passes a forecast to its dataset's `__foresee__(forecast)`. Positions count the
+    samples of all ranks and continue from epoch to epoch: position p of an epoch with base b is position b + p of the
     forecast. Other threads may read the forecast while the loader runs.
 
     >>> from penstock.plan import OrderPlan, Sequential
@@ -48,7 +48,7 @@ class Forecast:
 
     @property
     def root(self) -> Forecast:
-        """The forecast that the loader made, for its outermost dataset."""
+        """The forecast for the loader's own dataset, from which this one is derived."""
         return self
 
     @property
@@ -85,11 +85,11 @@ class Forecast:
         return keys
 
     def knows(self, blocks: Grouping) -> bool:
-        """True if the order determines when each of these blocks is needed. Only then can `spans` be called."""
+        """True if the order determines when each of these blocks is needed. `spans` requires this."""
         return blocks.is_of(self.order) or (type(self.order) is Sequential and blocks.keys is None)
 
     def spans(self, blocks: Grouping, epoch: int) -> tuple[KeyArray, KeyArray, KeyArray]:
-        """Returns the non-empty blocks, and two positions for each: the first that may need it, and the end."""
+        """Returns the non-empty blocks, the first position that may need each, and the position after the last."""
         order: Any = self.order
         if type(order) is Sequential:
             first, stop = blocks.edges[:-1], blocks.edges[1:]
@@ -109,8 +109,8 @@ class InnerForecast(Forecast):
     """The forecast for a wrapped dataset. Positions are the same as in the outer forecast.
 
     `keys(outer_keys)` converts keys of the outer dataset to keys of the wrapped dataset, or to -1 if they are not in
-    it. `blocks()` maps the blocks of the two datasets, or returns None if the blocks are unknown. It is called only
-    when the result is needed.
+    it. `blocks()` returns how the blocks of the two datasets correspond, or None if that is unknown. It is called
+    only when the result is needed.
     """
 
     def __init__(

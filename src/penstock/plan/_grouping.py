@@ -41,7 +41,7 @@ class Grouping:
     __hash__ = None  # type: ignore[assignment]
 
     def order(self, window: int, seed: int) -> Order:
-        """Returns a random order of all keys. At most `window` blocks are needed at a time."""
+        """Returns a random order of all keys that needs at most `window` blocks at a time."""
         order = BlockOrder(self.edges, window, seed)
         return order if self.keys is None else Selected(order, self.keys)
 
@@ -56,7 +56,7 @@ def _equal(one: KeyArray | range | None, other: KeyArray | range | None) -> bool
 
 
 class InnerBlocks(NamedTuple):
-    """Maps block b of a wrapper to block `numbers[b]` of the wrapped dataset; -1 if it is in another dataset."""
+    """Maps block b of a wrapper to block `numbers[b]` of the wrapped dataset; -1: it is in another dataset."""
 
     outer: Grouping
     inner: Grouping

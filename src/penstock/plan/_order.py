@@ -347,7 +347,7 @@ def _rotated(
     other_size: NDArray[np.uint64],
     keys: NDArray[np.uint64],
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Rotates each of two coordinates in turn by a hash of the other. The number of rounds is even."""
+    """Rotates each of two coordinates in turn by a hash of the other, in an even number of rounds."""
     for number in rounds:
         hashed = ((other + keys) ^ _ROUND_KEYS[number]) * _FIRST
         hashed ^= hashed >> _32
@@ -360,7 +360,7 @@ def _rotated(
 
 @lru_cache(maxsize=64)
 def _rectangle(n: int) -> tuple[int, int]:
-    """Returns the sides, both near sqrt(n), of a rectangle with at least n cells and only a few extra cells."""
+    """Returns the sides of a rectangle with at least n cells, both near sqrt(n), with only a few extra cells."""
     root = math.isqrt(n - 1) + 1
     rows = np.arange(root, root + 1 + min(root // 4, 1023), dtype=np.int64)
     columns = -(-n // rows)

@@ -134,7 +134,7 @@ class PackWindows:
         return _tabulated(pieces, rows, count), figures._replace(rows=count, padding=padding)
 
     def _pieces(self, keys: Int64s) -> tuple[_Placed, PackFigures]:
-        """Returns the parts to place in rows, and figures. `overflow` applies to documents that are too long."""
+        """Returns the parts to place in rows, and the figures. `overflow` applies to documents that are too long."""
         sizes = np.stack([table.of(keys) for table in self.lengths], axis=1)
         some = (sizes > 0).any(axis=1)
         empty = len(keys) - int(some.sum())
@@ -190,7 +190,7 @@ def _listed(numbers: list[int] | tuple[int, ...]) -> str:
 
 
 def _cut(keys: Int64s, starts: Int64s, sizes: Int64s, capacity: int) -> tuple[_Placed, NDArray[np.bool_]]:
-    """Cuts documents, which begin at `starts`, at every multiple of `capacity`. The mask says which were cut."""
+    """Cuts documents, which begin at `starts`, at multiples of `capacity`. Also returns a mask of those cut."""
     first = starts // capacity
     counts = (starts + sizes - 1) // capacity - first + 1
     document = np.repeat(np.arange(len(keys)), counts)

@@ -97,17 +97,17 @@ class ComputedPlan:
     def consumed(self, epoch: int, step: int) -> int | None:
         """Returns an integer for the place that all ranks together have reached before this step.
 
-        `rest` continues from this place. Returns None if the epoch can only be continued with the same number of
-        ranks. The number of the step is then enough.
+        `rest` continues from this place. Returns None if the number of the step is enough, because the epoch can only
+        be continued with the same number of ranks.
         """
         raise NotImplementedError
 
     def fault(self, epoch: int, consumed: int | None, steps: int) -> str | None:
-        """Returns what is wrong with the `consumed` and `steps` of a state, or None if both are possible."""
+        """Returns what is wrong with the `consumed` and `steps` of a state, or None if nothing is."""
         raise NotImplementedError
 
     def rest(self, consumed: int | None, steps: int) -> Self:
-        """Returns the plan for the rest of an epoch, from the place `consumed` on. `steps` steps came before it."""
+        """Returns the plan for the rest of an epoch: from the place `consumed` on, after `steps` steps."""
         raise NotImplementedError
 
     def expected(self, epoch: int) -> range:
@@ -117,13 +117,13 @@ class ComputedPlan:
     def check_regrouped(self, steps: int, stride: int, start: int) -> None:
         """Raises StateError if another number of ranks cannot continue from the place `start`.
 
-        This place was reached after `steps` steps. In each, all ranks together took `stride` samples.
+        This place was reached after `steps` steps. In each of them, all ranks together took `stride` samples.
         """
 
     # Changes while it runs.
 
     def first_open(self, epoch: int, step: int) -> FirstOpen:
-        """Returns where the order may still change if only the steps before `step` were handed out."""
+        """Returns where the order may still change when only the steps before `step` were handed out."""
         raise NotImplementedError
 
     # Forecasts.
@@ -135,9 +135,9 @@ class ComputedPlan:
     # Figures.
 
     def given(self, epoch: int, step: int) -> tuple[int, NDArray[np.int64]]:
-        """Returns a position of the order, and keys of samples after it.
+        """Returns a position of the order, and the keys of some samples after it.
 
-        The steps before `step` have all samples before the position, and these of the samples after it.
+        The steps before `step` have all samples before the position, and these samples after it.
         """
         return self.first_open(epoch, step).position, np.empty(0, np.int64)
 
@@ -188,10 +188,9 @@ class OrderPlan(ComputedPlan):
     [[0, 1], [2, 3], [4]]
 
     One step of all `world` ranks together takes the next world * batch_size positions of the order, and rank r gets
-    the r-th part of them. After any step, the ranks have therefore consumed a prefix of the order. The rest, from
-    position `start` on, can be divided among another number of ranks or into batches of another size. (Steps are
-    numbered as if all earlier steps had the new batch size and number of ranks. If neither changes, the numbers
-    continue.)
+    the r-th part of them. So after any step, the ranks have consumed a prefix of the order. The rest, from position
+    `start` on, can be divided among another number of ranks, or into batches of another size. The steps are then
+    numbered as if all earlier steps had had the new sizes.
 
     If the order does not divide evenly, the last step of a rank is incomplete or missing. `drop_last` drops it on all
     ranks, `padded` completes it on all ranks with keys from the beginning of the order, and `rollover` moves its keys
@@ -251,7 +250,6 @@ class OrderPlan(ComputedPlan):
         return self.first_step + -(-left // self._stride)
 
     def keys(self, epoch: int, step: int) -> NDArray[np.int64] | int:
-        """Returns the keys of one step. Raises IndexError if the epoch has no such step."""
         steps = self.steps(epoch)
         if not self.first_step <= step < steps:
             raise IndexError(f"step {step} is outside epoch {epoch}, which has {counted(steps, 'step')}.")
@@ -263,7 +261,7 @@ class OrderPlan(ComputedPlan):
         return min(max(0, beyond), self._size) if self.padded else 0
 
     def consumed(self, epoch: int, step: int) -> int | None:
-        """Returns how many positions all ranks together consume before this step: the `start` of a plan for the rest.
+        """Returns how many positions all ranks together consume before this step, for `rest`.
 
         Returns None with `rollover`, because such an epoch can be resumed only with the same batch size and number of
         ranks.
@@ -359,7 +357,7 @@ class Draw:
         return keys if self.batched else int(keys[0])
 
     def take(self, most: int) -> tuple[NDArray[np.int64], int]:
-        """Returns the keys of 1 to `most` further steps of equal size, and the number of these steps."""
+        """Returns the keys of the next 1 to `most` steps, all of equal size, and the number of these steps."""
         at, size = self._at, self._size
         left = len(self._keys) - at
         if not left:
@@ -423,7 +421,7 @@ class SamplerPlan:
         """Yields the keys of each step from step `start` on.
 
         Without `take`, a new pass over the sampler begins. Otherwise `take(size)` returns the next keys of a pass
-        that has already read `read` batches. For `broken`, see `Rest`.
+        that has already read `read` batches. `Rest` explains `broken`.
         """
         check_start(start)
         of_all_ranks = Calls(partial(self._read, take or _taking(iter(self.sampler))))
@@ -482,8 +480,8 @@ class Rest(Iterator[Any]):
     """An iterator over the steps of one rank after its first `steps` steps.
 
     `batches` yields the batches of all ranks; `read` of them have already been read. Earlier steps and steps of other
-    ranks are skipped, and so are their errors. An error that ends the batches (`broken()` returns True) is raised on
-    every rank, because the other ranks would otherwise end silently.
+    ranks are skipped, and so are their errors. But if an error ends the batches (`broken()` returns True), every rank
+    raises it, because the other ranks would otherwise end silently.
     """
 
     def __init__(

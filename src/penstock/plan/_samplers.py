@@ -372,7 +372,7 @@ def check_drop_last(value: object) -> bool:
 
 
 def batches(n: int, size: int, drop_last: bool) -> int:
-    """Returns the number of batches of `size` in n samples. An incomplete last batch counts, unless it is dropped."""
+    """Returns the number of batches in n samples. An incomplete last batch counts, unless it is dropped."""
     return n // size if drop_last else -(-n // size)
 
 

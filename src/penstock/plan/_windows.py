@@ -1,4 +1,4 @@
-"""Items (rows of documents, or batches) that are computed one window of positions at a time, and a plan of them."""
+"""Computes items (rows of documents, or batches) window by window, and plans that consist of them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Place(NamedTuple):
     ranks: int = 0
 
     def opens(self, window: int, size: int, step: int) -> FirstOpen:
-        """Returns the start of the first window that no item was taken from. `window` is the size of a window."""
+        """Returns the start of the first window from which no item was taken. `window` is the size of a window."""
         return FirstOpen(min((self.window + (self.item > 0)) * window, size), step)
 
     @property
@@ -83,7 +83,7 @@ class Place(NamedTuple):
         return cls(above >> _RANKS, code & (1 << _ITEM) - 1, above & (1 << _RANKS) - 1)
 
     def fault(self, epoch: int, steps: int, windows: int | None, size: Callable[[int, int], int]) -> str | None:
-        """Returns what is wrong with this place in a state, or None if the place is possible.
+        """Returns what is wrong with this place in a state, or None if nothing is.
 
         The state was taken after `steps` steps. The epoch has `windows` windows, and `size` returns the number of
         items in each.
@@ -142,7 +142,7 @@ _NO_ITEM_IN = 1 << 20
 class Edges:
     """Running totals over the windows of each epoch, from window `first` on. Each total is computed once.
 
-    `size(epoch, window)` returns the count of one window; by default, the number of its items.
+    `size(epoch, window)` returns the count for one window; by default, the number of its items.
     """
 
     def __init__(self, first: int, windows: Windows, size: Callable[[int, int], int] | None = None) -> None:
@@ -167,7 +167,7 @@ class Edges:
         return reached if reached < index else None
 
     def _upto(self, epoch: int, index: int | None) -> list[int]:
-        """Returns the running totals until they reach `index`, or until the end if `index` is None."""
+        """Returns the running totals: up to the first that reaches `index`, or all if `index` is None."""
         edges, last = self._of.get(epoch) or [0], self._last(epoch)
         known = len(edges)
         while index is None or edges[-1] < index:
@@ -213,7 +213,7 @@ _NO_ORDER = Sequential(0)
 
 @dataclass(frozen=True, slots=True)
 class InItems:
-    """The order in which documents are first needed, window by window. Documents that are in no item come last."""
+    """The documents in the order in which they are first needed, window by window. Unused documents come last."""
 
     windows: Windows
     order: Order
@@ -320,7 +320,7 @@ class WindowPlan(ComputedPlan):
         return 0 if total is None else min(end - total, self.batch_size)
 
     def consumed(self, epoch: int, step: int) -> int:
-        """Returns the code of the `Place` that all ranks have reached before this step: `start` for the rest."""
+        """Returns the code of the `Place` that all ranks have reached before this step, for `rest`."""
         found = self._edges.find(epoch, self._begin + (step - self.first_step) * self._stride)
         return Place(*(found or (self.windows.count(epoch) or 0, 0))).code
 
@@ -397,7 +397,7 @@ class WindowPlan(ComputedPlan):
         return slices
 
     def _first_items(self, epoch: int, skip: int, count: int) -> list[tuple[ItemTable, int, int]]:
-        """Returns `count` items from the beginning of the epoch, after the first `skip`. May start over."""
+        """Returns `count` items from the beginning of the epoch, after the first `skip`. Starts over at its end."""
         whole = replace(self, start=0, first_step=0) if self.start else self
         total = whole._edges.total(epoch) or 0
         slices = []

@@ -53,7 +53,7 @@ class NotARecord(ValueError):
 
 
 def record(raw: bytes) -> memoryview:
-    """Returns the content of a record. Raises NotARecord if `raw` is not exactly the bytes of one record."""
+    """Returns the content of a record. Raises NotARecord unless `raw` is exactly one record."""
     begins = _marks(raw)
     if not begins or begins[0] != 0:
         raise NotARecord(0, "a record should begin here, but none does")
@@ -75,7 +75,7 @@ def record(raw: bytes) -> memoryview:
 
 
 def beginning(raw: bytes) -> bytes | None:
-    """Returns the content in a record's first bytes, or None if the record has several parts or is damaged."""
+    """Returns the content in a record's first bytes, or None if it has several parts or is damaged."""
     mark, word = _HEAD.unpack_from(raw)
     return raw[8 : 8 + word] if mark == MARK and word >> 29 == _ALONE else None
 

@@ -95,7 +95,7 @@ def _images(options: argparse.Namespace) -> ImageFolder:
 
 
 def _pack(images: ImageFolder, options: argparse.Namespace) -> tuple[list[tuple[Any, Exception]], int, float]:
-    """Packs the samples. Returns the skipped samples, the file's size in bytes, and the time taken in seconds."""
+    """Packs the samples. Returns the skipped samples, the file's size in bytes, and the seconds taken."""
     start = time.perf_counter()
     dataset = Encoded(images, options.resize, options.quality or QUALITY)
     loader: DataLoader[Any] = DataLoader(

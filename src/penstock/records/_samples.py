@@ -47,7 +47,7 @@ class RecordSamples(Extents):
 
     @property
     def __gather__(self) -> Callable[[Any, Empty], Any]:
-        """A method like `Images.__gather__`. Raises AttributeError if there is no transform."""
+        """A method like `Images.__gather__`. The attribute is missing if there is no transform."""
         if self.transform is None:
             raise AttributeError(f"a {type(self).__name__} without a transform has no __gather__")
         return self._gathered

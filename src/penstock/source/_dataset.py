@@ -81,7 +81,7 @@ def _depth(cls: type, name: str) -> int:
 
 
 def remove_bypass(cls: type, name: str, others: Sequence[str]) -> None:
-    """Sets penstock's method `name` to None in a subclass that redefines one of `others`, which it would bypass."""
+    """Sets the batch method `name` to None if a subclass redefines one of `others`, which it would bypass."""
     depth = _depth(cls, name)
     is_ours = cls.__mro__[depth].__module__.startswith("penstock.")
     if is_ours and any(_depth(cls, other) < depth for other in others):
@@ -253,7 +253,7 @@ def _stages_of(dataset: object, method: str) -> Any:
 
 
 def mistaken(given: Any) -> str | None:
-    """Returns the rest of a message about a path or a class that is given as a dataset, otherwise None."""
+    """Returns the rest of a message about a path or class given as a dataset, or None if it is neither."""
     if isinstance(given, (str, os.PathLike)):
         path = os.fspath(given)
         return f"is a path, {path!r}. penstock.open({path!r}) makes a dataset of the files there."
@@ -263,7 +263,7 @@ def mistaken(given: Any) -> str | None:
 
 
 def mistaken_keys(given: Any) -> str | None:
-    """Returns the rest of a message about a dict or a table, whose keys are not those of samples, otherwise None."""
+    """Returns the rest of a message about a dict or table given as a dataset, whose keys do not fit, or None."""
     kind = type(given).__name__
     if isinstance(given, Mapping) and isinstance(next(iter(given), 0), str):
         return (

@@ -159,7 +159,7 @@ class MixtureDataset(Dataset[Any]):
 
     @property
     def __lengths__(self) -> Lengths:
-        """Returns lengths for one pass over each source, for key k at index k % n. Missing if a source has none."""
+        """Returns lengths for one pass over each source: key k has entry k % n. Missing if a source has none."""
         return not_missing(lengths_within(self), "__lengths__")
 
     def names_of(self, keys: Any) -> list[str]:
@@ -171,7 +171,7 @@ class MixtureDataset(Dataset[Any]):
         return part.item(), index.item()
 
     def __order__(self, seed: int, window: int) -> MixtureOrder | EqualEpochs:
-        """Returns the order of the keys. If the mixture has a seed of its own, it replaces the loader's seed."""
+        """Returns the order of the keys. A seed of the mixture replaces the loader's seed."""
         blocks = tuple(map(_grouping, self.sources)) if self.shuffled else ()
         own = seed if self.seed is None else self.seed
         labels = tuple(map(_label, self.names))
@@ -184,7 +184,7 @@ class MixtureDataset(Dataset[Any]):
         return order if isinstance(self.stop, str) else EqualEpochs(order, self.stop)
 
     def _whole_stages(self) -> tuple[Stage, ...]:
-        """Returns the stages with integers as weights. Only those of new stages are computed."""
+        """Returns the stages with integers as weights. Computes only those of new stages."""
         known = {id(stage): whole for stage, whole in self._known}
         self._known = [
             (stage, known.get(id(stage)) or Stage(*self._place(*stage[:2]), self._shares(stage.weights)))
@@ -193,7 +193,7 @@ class MixtureDataset(Dataset[Any]):
         return tuple(whole for _, whole in self._known)
 
     def _place(self, epoch: int, position: int) -> tuple[int, int]:
-        """Converts a place to one of the `MixtureOrder`, which has a single epoch if `stop` is a number."""
+        """Converts a place to one in the `MixtureOrder`, which has only one epoch if `stop` is a number."""
         return (epoch, position) if isinstance(self.stop, str) else (0, epoch * self.stop + position)
 
     # The history of the weights.
@@ -212,8 +212,8 @@ class MixtureDataset(Dataset[Any]):
     ) -> list[tuple[str, float, int, int, float | None]]:
         """Returns statistics of each source: name, weight, samples given, number of samples, and their mean length.
 
-        The samples that were given are those before a position, and those with these keys. `lengths` has the lengths
-        of all samples. Without it, mean lengths are known only if `unit` is "tokens".
+        The samples given are those before a position, and those with these keys. `lengths` has the lengths of all
+        samples. Without it, mean lengths are known only if `unit` is "tokens".
         """
         weights = self.weights_at(epoch, position)
         counts = (
@@ -237,8 +237,7 @@ class MixtureDataset(Dataset[Any]):
     def reweigh(self, epoch: int, position: int, weights: Mapping[str, float]) -> None:
         """Sets the weights from this position of an epoch on. Each source continues with its next sample.
 
-        The order of the samples before this position stays the same. Orders that `__order__` returned earlier do not
-        change.
+        Earlier samples keep their order. Orders that `__order__` has returned do not change.
         """
         if epoch < 0 or position < 0:
             raise ValueError(f"epoch and position are 0 or more, got {epoch} and {position}.")
@@ -369,7 +368,7 @@ class MixtureDataset(Dataset[Any]):
             )
 
     def _checked(self, weights: Mapping[str, float]) -> dict[str, float]:
-        """Checks the weights and returns them as floats, in the order in which they are given."""
+        """Returns the weights as floats, in the given order. Raises if they are not valid."""
         if not isinstance(weights, Mapping):
             raise TypeError(f"weights must be a dict from names to numbers, but it is a {type(weights).__name__}.")
         for name in weights:
@@ -425,7 +424,7 @@ class MixtureDataset(Dataset[Any]):
     # Keys.
 
     def _parts(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the number of each key's source, and the key of the sample in this source."""
+        """Returns the number of each key's source, and the key of its sample in this source."""
         inside = keys % self._firsts[-1]
         part = self._firsts.searchsorted(inside, "right") - 1
         return part, inside - self._firsts[part]

@@ -1,4 +1,4 @@
-"""Maps the keys of a dataset that contains others to theirs: for blocks, forecasts, lengths, fingerprints and errors.
+"""Maps keys between a dataset and the datasets inside it: for blocks, forecasts, lengths, fingerprints and errors.
 
 It knows `Subset`, `ConcatDataset` and `StackDataset`, both penstock's and torch's, the stages of `_stages.py`, and
 mixtures.
@@ -42,8 +42,8 @@ _NUMPY = "_gathers_numpy"
 def gathers_numpy(gather: Gather) -> Gather:
     """Marks a `__gather__` whose samples are numpy arrays or scalars, str, bytes, or one dict or tuple of these.
 
-    Types and dtypes are the same for all samples, unless `__gather__` returns NotImplemented. So the batch alone
-    shows what another library's collate function would return, and `penstock.torch` makes tensors from it.
+    Unless it returns NotImplemented, types and dtypes are the same for all samples. So the batch alone shows what
+    another library's collate function would return, and `penstock.torch` makes tensors from it.
     """
     setattr(gather, _NUMPY, True)
     return gather
@@ -67,7 +67,7 @@ _ATTRIBUTES = {
 def _kind(dataset: object, name: str = "") -> str:
     """Returns the kind of a dataset that wraps others (see `_ATTRIBUTES`), or "" if it wraps none.
 
-    A subclass that redefines `name` is of no kind.
+    Also returns "" for a subclass that redefines the method `name`.
     """
     for cls in type(dataset).__mro__:
         attributes = _ATTRIBUTES.get(cls.__name__)
@@ -86,7 +86,7 @@ def side_by_side(stack: Any) -> list[Any]:
 
 
 def leaves_of(dataset: Any) -> Iterator[Any]:
-    """Yields the innermost datasets, which wrap no other dataset."""
+    """Yields the innermost datasets."""
     match _kind(dataset):
         case "":
             yield dataset
@@ -101,7 +101,7 @@ def leaves_of(dataset: Any) -> Iterator[Any]:
 
 
 def origin(dataset: Any, key: Any) -> tuple[Any, Any]:
-    """Returns the innermost dataset that the sample comes from, and the key of the sample in this dataset."""
+    """Returns the innermost dataset that the sample comes from, and its key there."""
     while True:
         match _kind(dataset):
             case "SameKeys":
@@ -244,7 +244,7 @@ def _keys(indices: Any, length: int) -> KeyArray | None:
 
 
 def fingerprint_of(dataset: Any) -> str | None:
-    """Returns a string that identifies the samples wherever their files are, fit for messages, or None."""
+    """Returns a text that identifies the samples, wherever their files are, or None. Messages may show it."""
     match _kind(dataset, "__fingerprint__"):
         case "Subset" | "SameKeys" | "RepeatedDataset":
             inner = fingerprint_of(dataset.dataset)
@@ -346,7 +346,6 @@ def _tell_source(mixture: Any, number: int, foresee: Foresee, forecast: Forecast
 
 
 def _told(parts: Sequence[Foresee], forecast: Forecast) -> Any:
-    """Passes a forecast to several datasets."""
     import_whole("penstock._cache.watches")
     from penstock._cache.watches import Watches  # late, because few loaders need it and its imports
 
@@ -432,7 +431,7 @@ def _lengths_in_turn(parts: Sequence[Any]) -> NDArray[np.int64]:
 
 
 def pass_of(dataset: Any) -> int | None:
-    """Returns the number of samples in one pass, if keys beyond it repeat them (endless, mixture), otherwise None."""
+    """Returns the number of samples in one pass if larger keys repeat them (endless dataset, mixture), or None."""
     match _kind(dataset, "endless"):
         case "SameKeys":
             return pass_of(dataset.dataset)
@@ -447,7 +446,7 @@ _AT_ONCE = 512
 
 
 def keys_in_order(dataset: Any) -> Iterator[int]:
-    """Yields the keys of an unshuffled loader's first epoch (with the seed 0)."""
+    """Yields the keys of an unshuffled loader's first epoch, with the seed 0."""
     order = method_of(dataset, "__order__")
     if order is None:
         yield from count() if getattr(dataset, "endless", False) else range(len(dataset))

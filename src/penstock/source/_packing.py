@@ -110,7 +110,7 @@ def pack(
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The arguments of `pack`. `kinds` has the names of the kinds of cost, and `capacities` the limits of a row."""
+    """The arguments of `pack`. `kinds` names the kinds of cost, and `capacities` has a row's limit for each."""
 
     kinds: tuple[str, ...]
     capacities: tuple[int, ...]
@@ -138,10 +138,11 @@ class Packing:
 class PackedRows(Dataset[dict[str, Array]]):
     """Rows that are packed from documents: see `penstock.pack`.
 
-    A loader plans the rows of each epoch. It requests a row by a key that lists the parts of documents in the row:
-    `(document, begin, end, document, begin, end, ...)`. The key may also be an integer. It is then the number of a
-    row, if the documents are packed in their own order. Such a row can be found only after planning all windows
-    before it, and `len()` plans all windows.
+    A loader plans the rows of each epoch. The key of a planned row lists the parts of documents in the row:
+    `(document, begin, end, document, begin, end, ...)`.
+
+    An integer is a key, too: the number of a row, if the documents are packed in their own order. To find such a row,
+    all windows before it must be planned. `len()` plans all windows.
     """
 
     def __init__(self, documents: Any, lengths: Sequence[LengthTable], how: Packing) -> None:
@@ -162,7 +163,7 @@ class PackedRows(Dataset[dict[str, Array]]):
 
     @property
     def drawn(self) -> Callable[..., Any]:
-        """Statistics of the sources. Missing if the documents are not a mixture."""
+        """Statistics of the sources. The attribute is missing if the documents are not a mixture."""
         return partial(not_missing(method_of(self.documents, "drawn"), "drawn"), lengths=self._tables[0].numbers)
 
     @property
@@ -248,7 +249,7 @@ class PackedRows(Dataset[dict[str, Array]]):
 
     @gathers_numpy
     def __gather__(self, keys: Sequence[Any], empty: Empty) -> Any:
-        """Returns the rows as a batch. If fields or dtypes differ, returns NotImplemented: the loader collates."""
+        """Returns the rows as a batch, or NotImplemented if fields or dtypes differ, so that the loader collates."""
         rows, documents = self._read(keys)
         forms = [self._rows.form(row, documents) for row in rows]
         if any(form != forms[0] for form in forms):
@@ -320,7 +321,7 @@ class _RowMaker:
             )
 
     def _check_fields(self, documents: dict[int, _Fields], samples: dict[int, Any]) -> None:
-        """Raises if only some of the documents have one element for each token in a field."""
+        """Raises if only some of the documents have a field with one element for each token."""
         first: dict[str, int] = {}
         for key, fields in documents.items():
             for name, (kind, _) in fields.items():
@@ -373,7 +374,7 @@ class _RowMaker:
     def columns(
         self, rows: list[list[Part]], documents: dict[int, _Fields], empty: Empty, single: bool = False
     ) -> dict[str, Array]:
-        """Returns the fields of these rows, in memory from `empty`. With `single`, arrays have no axis of rows."""
+        """Returns the fields of these rows, in memory from `empty`. With `single`, the one row has no row axis."""
         form = self.form(rows[0], documents)
         capacities = self._how.capacities
         ours = [(name, (capacities[kind], *shape), dtype) for name, (kind, shape, dtype) in form.items()]
@@ -433,7 +434,7 @@ class _RowMaker:
         return at
 
     def _last(self, name: str, values: Array, key: int) -> Any:
-        """Returns the element to append to a document: `eos` for tokens, the last value for any other field."""
+        """Returns the element to append to a document: `eos` for tokens, otherwise the last value."""
         if name != "tokens":
             return values[-1] if len(values) else 0
         limits, eos = np.iinfo(values.dtype), self._how.eos
@@ -448,7 +449,7 @@ class _RowMaker:
     def _fill_units(
         self, out: Array, numbers: Array, name: str, row: list[Part], documents: dict[int, _Fields]
     ) -> int:
-        """Writes the elements of another kind of cost (such as images) and their segments. Returns the end."""
+        """Writes the elements of another kind of cost, such as images, and their segments. Returns the end."""
         at = 0
         for number, (key, _, _) in enumerate(row, 1):
             field = documents[key].get(name)
@@ -478,13 +479,13 @@ def _tokens_of(named: Mapping[str, Any], key: int) -> tuple[str, Array]:
 
 
 def _size_of(sample: Any, name: str) -> int | None:
-    """Returns the number of elements of a field, or None if the document has no such array of numbers."""
+    """Returns the number of elements of a field, or None if it is not an array of numbers."""
     values = _numbers(sample.get(name)) if isinstance(sample, Mapping) else None
     return None if values is None else len(values)
 
 
 def _numbers(value: Any) -> Array | None:
-    """Returns the value as an array of numbers with at least one axis, or None if it is not one."""
+    """Returns the value as an array of numbers with at least one axis, or None if it cannot be one."""
     if not isinstance(value, np.ndarray):
         if not isinstance(value, (list, tuple)) and not hasattr(value, "__array__"):
             return None

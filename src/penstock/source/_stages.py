@@ -50,7 +50,7 @@ _survey: Survey | None = None
 
 
 def survey_by(survey: Survey) -> None:
-    """Sets the function that reads all samples in parallel. It uses a loader, which this package cannot import."""
+    """Sets the function that reads all samples in parallel: it uses a loader, which this package cannot import."""
     global _survey
     _survey = survey
 
@@ -139,7 +139,7 @@ def name_of(fn: Any) -> str:
 
 
 def noted(error: Exception, note: str) -> Exception:
-    """Returns a copy of the caught exception with this note. Raise the copy after the `except` block."""
+    """Returns a copy of a caught exception with this note, to be raised after the `except` block."""
     # A copy, because the exception is the user's object: a program may raise it many times, for many samples.
     copy = annotate(copied(error), note)
     trace = copy.__traceback__
@@ -147,7 +147,7 @@ def noted(error: Exception, note: str) -> Exception:
 
 
 def passed(name: str, inside: str = "dataset") -> Any:
-    """Returns a property that forwards an attribute of the wrapped dataset. Missing if that has no such attribute."""
+    """Returns a property that forwards an attribute of the wrapped dataset, and is missing if that has none."""
 
     def get(self: Any) -> Any:
         inner = getattr(self, inside)
@@ -235,7 +235,7 @@ class MappedDataset(SameKeys[T_co]):
 
     @property
     def __getitems__(self) -> Callable[[Sequence[Any]], list[Any]]:
-        """Reads all samples before it calls the function for each. Without it, each is mapped when it was read."""
+        """Reads all samples, then calls the function for each. Missing if the dataset has no `__getitems__`."""
         if not method_of(self.dataset, "__getitems__"):
             raise AttributeError(f"{type(self.dataset).__name__} has no __getitems__")
         return self._get_many
@@ -290,7 +290,7 @@ class MeasuredDataset(SameKeys[T_co]):
         self._lengths = None if callable(lengths) else _checked_lengths(lengths, dataset)
 
     def __lengths__(self) -> NDArray[np.int64]:
-        """Returns the length of each sample, as int64. If they come from a function, the first call computes them."""
+        """Returns the length of each sample, as int64. A function for the lengths is called only the first time."""
         if self._lengths is None:
             assert self._measure is not None
             convert = partial(_length_in, self._called)
@@ -387,7 +387,7 @@ class RepeatedDataset(Dataset[T_co]):
 
     @property
     def __lengths__(self) -> Lengths:
-        """Returns the lengths of all samples, or of one pass if the dataset is endless. Key k is then at k % n."""
+        """Returns the lengths of all samples, or of one pass of an endless dataset: key k has entry k % n."""
         return not_missing(lengths_within(self), "__lengths__")
 
     def __repr__(self) -> str:

@@ -45,7 +45,7 @@ class WrappedStream(IterableDataset[T_co]):
         return StageReader(self, mark, start)
 
     def _beginning(self) -> Mark:
-        """Returns the mark (position) of a pass that begins now."""
+        """Returns the mark of a pass that begins now."""
         found: Mark | None = None
         if self._end is not None:
             with suppress(StateError):
@@ -56,7 +56,7 @@ class WrappedStream(IterableDataset[T_co]):
         return found or Mark(0, {})
 
     def begin_with(self, end: Mark) -> None:
-        """Makes the next pass follow the pass that ended at this mark."""
+        """Makes the next pass follow the one that ended at this mark."""
         self._next = end.next_epoch()
 
     def finish(self, reading: Reading) -> None:
@@ -291,8 +291,8 @@ class ShuffledStream(WrappedStream[T_co]):
 class ShuffledReader(StageReader):
     """One pass over a `ShuffledStream`.
 
-    The items of each window (`buffer` items) come in random order. Each time an item is handed out, an item of the
-    next window is read, so at most `buffer` items are held. The state has no items, so it is small. It has the
+    The items of each window (`buffer` items) come in random order. For each item that is handed out, an item of the
+    next window is read, so at most `buffer` items are held. The state has no items, so it is small: it has the
     position of the stream at the beginning of the window, and the number of items of the window that were handed out.
     After a resume, at most two windows are read again.
     """

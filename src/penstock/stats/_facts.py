@@ -192,7 +192,7 @@ class Facts:
 
     @property
     def only_wants_cpu(self) -> bool:
-        """True if workers mostly computed or waited for a processor. In other figures, such workers may seem idle."""
+        """True if workers mostly computed or waited for a processor. (Other figures may show them as idle.)"""
         computed = self.delayed + self._sum("cpu")
         return not self.elsewhere and self.delayed >= 0.25 * self.present and computed >= 0.75 * self.present
 
@@ -234,7 +234,7 @@ class Facts:
 
     @property
     def slow(self) -> list[SlowSample]:
-        """Of the ten slowest samples, those that took at least 20 times the median: slowest first, each only once."""
+        """Those of the ten slowest samples that took at least 20 times the median, without duplicates."""
         slow: dict[int | str, SlowSample] = {}
         for sample in self.period.slowest:
             if sample.seconds >= 20 * self.median_sample:

@@ -245,8 +245,9 @@ class PackingFigures:
 
     - `fill`: the share of the rows that is not padding, from 0 to 1.
     - `documents`, `rows`, `tokens`, `padding`: their numbers.
-    - `split`, `truncated`, `dropped`: the numbers of these documents. `split_tokens` are all their tokens, and
-      `truncated_tokens` and `dropped_tokens` those that are in no row.
+    - `split`: the number of documents that were divided. `split_tokens`: all tokens of these documents.
+    - `truncated`, `dropped`: the numbers of documents that were cut, and that were left out.
+    - `truncated_tokens`, `dropped_tokens`: the numbers of their tokens that are in no row.
     - `empty`: the number of documents without tokens.
     """
 

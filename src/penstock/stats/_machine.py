@@ -81,7 +81,7 @@ def _memberships(root: Path, controller: str) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(root: Path, controller: str, kind: str) -> Iterator[tuple[str, str]]:
-    """Yields each mount of type `kind` as a pair: the part of the cgroup hierarchy it shows, and the mount point."""
+    """Yields each mount of type `kind`: the part of the cgroup hierarchy that it shows, and the mount point."""
     for line in _read(f"{root}/proc/self/mountinfo").splitlines():
         mount, _, filesystem = line.partition(" - ")
         about, of = mount.split(), filesystem.split()

@@ -23,8 +23,8 @@ Point = tuple[float, float]  # x and y, each from 0 to 1
 def text(value: object, most: int = 300) -> str:
     """Converts any value to text for HTML, also inside an attribute. Uses `repr` if the value is not a `str`.
 
-    Text of more than `most` characters is shortened in the middle. Invisible characters are shown as escapes, and so
-    are lone surrogates, which cannot be written to a file.
+    Text of more than `most` characters is shortened in the middle. Invisible characters and lone surrogates, which
+    cannot be written to a file, are shown as escapes.
     """
     plain = value if isinstance(value, str) else safe_text(value, repr)
     if len(plain) > most:
@@ -47,7 +47,7 @@ def plot(
 
 
 def _labels(side: str, places: Iterable[tuple[float, str]]) -> str:
-    """Returns labels that are centred on their positions or, at the ends, aligned to stay inside the plot."""
+    """Returns labels that are centred on their positions. Those at the ends stay inside the plot."""
     ends = {True: ' class="first"', False: ' class="last"'}
     return "".join(
         f'<span{ends[at < 0.5] if abs(at - 0.5) > 0.48 else ""} style="{side}:{at:.4%}">{escape(text)}</span>'

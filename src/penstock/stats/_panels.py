@@ -83,7 +83,7 @@ def tiles(found: Facts) -> str:
 
 
 def _large(value: str) -> str:
-    """Returns HTML for a text such as `25.9 MB/s` or `2 min 05 s`, with large numbers and small units."""
+    """Returns a text such as `25.9 MB/s` or `2 min 05 s` as HTML, with large numbers and small units."""
     pairs = re.findall(r"(<?\d[\d.,]*) ?([^\d<]*)", value)
     shown = " ".join(f"{escape(number)}<span>{unit.strip()}</span>" for number, unit in pairs)
     return shown or f"<span>{value}</span>"
@@ -98,7 +98,7 @@ def _waiting(before: Moment, after: Moment) -> float | None:
 def _over_time(
     columns: str, moments: Sequence[Moment], ys: list[tuple[float, str]], marks: list[str], label: str
 ) -> str:
-    """Returns a chart. A tooltip shows the history's values in these `columns` (indices separated by spaces)."""
+    """Returns a chart. Its tooltips show these `columns` of the history (indices separated by spaces)."""
     end = moments[-1].at
     drawn = plot(marks, ys, time_scale(end), label)
     return f'<div data-columns="{columns}" data-end="{end:.3f}">{drawn}</div>'
@@ -242,7 +242,7 @@ def _hits(buckets: Sequence[Bucket]) -> Iterator[str]:
 
 
 def _filled(buckets: Sequence[Bucket]) -> list[Bucket]:
-    """Returns the non-empty buckets. Gaps between them are filled with empty buckets of the same relative width."""
+    """Returns the non-empty buckets. Empty buckets of the same relative width fill the gaps between them."""
     filled: list[Bucket] = []
     for bucket in buckets:
         while bucket.count and filled and filled[-1].high < bucket.low * 0.99:

@@ -42,7 +42,7 @@ def to_text(stats: Stats) -> bytes:
 
 
 def _figures_in(kind: type) -> dict[str, tuple[type, bool]]:
-    """Returns the fields whose values are figures too: their class, and True if a value is a tuple of them."""
+    """Returns the fields that hold figures themselves: their class, and True for a tuple of them."""
     found = {}
     for name, hint in get_type_hints(kind).items():
         for part in get_args(hint) or (hint,):
@@ -74,7 +74,7 @@ def _plain(figures: Any) -> dict[str, Any]:
 
 
 def _table(figures: Sequence[Any]) -> list[Any]:
-    """Packs figures into a list: field names, then the values of each object. It is shorter and faster than dicts."""
+    """Packs figures into a list: field names, then the values of each object. Shorter and faster than dicts."""
     if not figures:
         return []
     kind = type(figures[0])

@@ -22,7 +22,7 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
 
 
 def settings_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings in ALWAYS, then those that differ from their defaults. Omits those that are None."""
+    """Returns the settings in ALWAYS, and those that differ from their defaults, except those that are None."""
     names = [*ALWAYS, *(name for name in settings if name not in ALWAYS)]
     found = {name: settings[name] for name in names if settings.get(name) is not None and name not in _HIDDEN}
     return {name: value for name, value in found.items() if value not in _defaults(name, settings)}

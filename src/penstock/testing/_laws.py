@@ -49,7 +49,7 @@ class BrokenLaw(AssertionError):
 
 
 def check_each(suite: type[Any], only: str) -> list[str]:
-    """Checks the laws whose names contain `only`. Returns the skipped ones with reasons. Raises BrokenLaw."""
+    """Checks the laws whose names contain `only`. Returns those skipped, with reasons. Raises BrokenLaw."""
     broken: list[BaseException] = []
     skipped: list[str] = []
     for name in sorted(name for name in dir(suite) if name.startswith("test_") and only in name):
@@ -146,7 +146,7 @@ class Laws(Stated):
     def equal(self, dataset: Any, act: _Act = lambda *_: None, epochs: int = 2, **given: Any) -> Any:
         """Checks that the backend gives the same batches as a loader without workers.
 
-        `act(loader, step)` is called after each step, and at the start of each epoch with the step -1.
+        `act(loader, step)` is called after each step, and with the step -1 at the start of each epoch.
         """
         both = self.pair(dataset, **given)
         for epoch in range(epochs):

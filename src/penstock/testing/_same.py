@@ -58,7 +58,7 @@ def assert_same_everywhere(
 
 
 def _compare(found: Iterable[_Named], expected: list[_Named], given: str, plain: str, by: str) -> None:
-    """Asserts that two sequences of (name, value) pairs are equal. The other arguments are used in error messages."""
+    """Asserts that two sequences of (name, value) pairs are equal. The other arguments are for messages."""
     for wanted, one in zip_longest(expected, found):
         if one is None:
             raise AssertionError(f"{given}: the stream ends before {wanted[0]}.")
@@ -231,8 +231,8 @@ def _between_parts(one: Any, other: Any, at: str, within: _Within) -> str | None
 def _parts(whole: Any) -> tuple[str, list[tuple[Any, str, Any]]]:
     """Splits an object into parts to compare. Returns the kind of parts, and a tuple (name, path, value) for each.
 
-    The kind is "keys", "elements" or "attributes". If pickle saves other data besides the attributes, this data has
-    the name "" and the path "".
+    The kind is "keys", "elements" or "attributes". Data that pickle saves besides the attributes has the name "" and
+    the path "".
     """
     if isinstance(whole, Mapping):
         return "keys", [(key, f"[{key!r}]", whole[key]) for key in whole]

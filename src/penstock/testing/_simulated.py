@@ -62,7 +62,7 @@ def sleep(seconds: float) -> None:
 
 
 class _PostedTask:
-    """A task that was posted. `worker` is the id of the worker that has claimed it, or None."""
+    """A posted task. `worker` is the id of the worker that has claimed it, or None."""
 
     worker: int | None = None
     used = 0  # the number of bytes used in its slab
@@ -73,7 +73,7 @@ class _PostedTask:
         self.done: list[Any] = []  # the outcomes of the steps so far
 
     def current(self) -> Task:
-        """Returns the next unfinished step as a task of its own. If all steps are done, returns the last step."""
+        """Returns the next unfinished step as a task of its own, or the last step if all are done."""
         return self.task.single()[min(len(self.done), self.steps - 1)]
 
 
@@ -253,7 +253,7 @@ class SimulatedBackend(Backend):
         return actions
 
     def _action(self, worker: _SimulatedWorker) -> Action | None:
-        """Returns the worker's next action, or None if it must wait. The result is never "leave" or "die"."""
+        """Returns the worker's next action, or None if it must wait. Never returns "leave" or "die"."""
         posted = worker.posted
         if not worker.is_alive():
             return worker.does("bury")

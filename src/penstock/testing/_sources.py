@@ -115,7 +115,7 @@ class Numbers(Dataset[Any]):
 
 
 def once_more(dataset: Any) -> None:
-    """A change for `update` that increments `times`, so that a test notices if the change is applied twice."""
+    """A change for `update` that adds 1 to `times`, so that a test notices if the change is applied twice."""
     dataset.times += 1
 
 

@@ -294,7 +294,7 @@ def _same(found: Any, expected: Any, where: str) -> None:
 
 
 def _steps(n: int) -> Iterator[list[int]]:
-    """Yields lists of keys: all keys in order, all keys in random order, and short random lists with repeats."""
+    """Yields lists of keys: all in order, all in random order, and short random lists with repeats."""
     drawn = random.Random(0)
     yield list(range(n))
     yield drawn.sample(range(n), n)
@@ -332,7 +332,7 @@ def _damage(folder: Path, drawn: random.Random) -> str:
 
 
 class _Noting(PiecesInMemory):
-    """Keeps pieces (parts of remote files) in memory, and records every piece that is requested."""
+    """Keeps pieces in memory, and records every piece that is requested."""
 
     def __init__(self, fetched: list[Piece]) -> None:
         super().__init__()

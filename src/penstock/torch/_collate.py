@@ -43,8 +43,7 @@ SMALL = 1024
 def collate(samples: Any, empty: Empty, *, alone: bool = True) -> Any:
     """Like torch's default_collate, but large tensors are in memory allocated by `empty`.
 
-    `alone` is True without workers. In that case, torch keeps some memory layouts; in a worker, torch makes these
-    tensors contiguous.
+    `alone` is True without workers: torch then keeps some memory layouts, where a worker makes tensors contiguous.
     """
     if not torch.empty(0).is_cpu:  # torch.set_default_device: tensors are made on that device
         return default_collate(samples)
@@ -70,7 +69,7 @@ def takes_rows(dtype: np.dtype[Any], scalars: bool) -> bool:
 
 
 def explained(samples: Any) -> Any:
-    """Like torch's default_collate, but adds a note to each error. The note names the field, which torch does not."""
+    """Like torch's default_collate, but adds to each error the name of the field, which torch leaves out."""
     try:
         return default_collate(samples)
     except Exception as error:

@@ -36,7 +36,7 @@ from penstock.torch._gather import TensorGather, is_closed
 
 
 class Stacked:
-    """torch's default_collate, with a method `into` that writes the batch into memory that the caller provides."""
+    """torch's default_collate, with a method `into` that writes the batch into the caller's memory."""
 
     __call__ = staticmethod(explained)
 
@@ -98,7 +98,7 @@ class SeededRunner(Runner):
         self._prepare()
 
     def _prepare(self) -> None:
-        """Discards what was found out about the dataset. Called at the start and after each change to the dataset."""
+        """Discards what was found out about the dataset. Called at the start and after each change of the dataset."""
         if self._tensors is not None:
             self._tensors = TensorGather(self._job, seeded=True)
             # Seeding three generators takes 16 us. A batch without the user's code does not need it.
@@ -149,7 +149,7 @@ _lending = Lending(_TorchState)
 
 
 class Core(SeedSession):
-    """The session of a torch loader with a seed. It continues at the epoch that the session `before` reached."""
+    """The session of a torch loader with a seed. It continues at the epoch that the session `before` has reached."""
 
     def __init__(self, settings: dict[str, Any], before: Core | None = None) -> None:
         given = {**_DEFAULTS, **settings, "sampler": _seedable(settings.get("sampler"))}

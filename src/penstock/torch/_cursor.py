@@ -72,7 +72,7 @@ class LoadedState(NamedTuple):
     """A resume state, parsed and checked.
 
     `origin` and `given` are the attributes of `Sampling` with these names. `states` holds the random states in
-    `origin`, parsed for `TemporaryStates`. `ahead` is the argument of `Ahead.of`. It is empty if the order and the
+    `origin`, parsed for `TemporaryStates`. `ahead` is the argument of `Ahead.of`, and is empty if the order and the
     base seed were drawn before the state was taken.
     """
 
@@ -219,7 +219,7 @@ class Cursor:
         return steps if self._ahead is None else self._ahead.steps(steps)
 
     def open_stream(self, fetcher: Any, size: int) -> None:
-        """Moves the caller's own copy of a stream to the saved position. torch reads this copy through `fetcher`."""
+        """Moves the caller's own copy of a stream to the saved position. torch reads it through `fetcher`."""
         copy, reading = self._copies[0], self._reading
         reading.begin(fetcher.dataset_iter, known(copy.mark))
         until = reading.read + copy.more
@@ -320,7 +320,7 @@ def _about(loader: Any, cursor: Cursor) -> dict[str, Any]:
 
 
 def check_maker(value: object, seed: int | None) -> None:
-    """Raises StateError if the state comes from a loader with a seed and this loader has none, or vice versa."""
+    """Raises StateError unless both the state and this loader have a seed, or neither has one."""
     if isinstance(value, Mapping) and "penstock" in value and (PART in value) != (seed is None):
         then = "without a seed" if seed is not None else f"with seed={value.get('seed')}"
         raise StateError(

@@ -32,8 +32,8 @@ class Gathered(NamedTuple):
 class TensorGather:
     """Gathers the batches of one worker. Checks once, with one sample, whether torch would stack such samples.
 
-    If it returns None after `__gather__` has run (`has_run`), then code of the user may have drawn random numbers.
-    If the caller is not `seeded` and so cannot draw them again, it only gathers what runs no such code.
+    If it returns None after `__gather__` has run (`has_run`), the user's code may have drawn random numbers. Only a
+    `seeded` caller can draw them again. So for other callers, it gathers only if no such code runs.
     """
 
     has_run = False
@@ -80,7 +80,7 @@ class TensorGather:
 
 
 def is_closed(dataset: Any) -> bool:
-    """True if samples come from penstock's code alone. Code of the user or a subclass might draw random numbers."""
+    """True if samples come from penstock's code alone: any other code might draw random numbers."""
     kind = type(dataset)
     if kind is PackedRows:
         return is_closed(dataset.documents)
@@ -96,7 +96,7 @@ def is_closed(dataset: Any) -> bool:
 
 
 def _packs_closed(dataset: Any) -> bool:
-    """False if packed rows are made of documents that code of the user may make."""
+    """False if packed rows are made of documents that may come from the user's code."""
     return all(is_closed(leaf) for leaf in leaves_of(dataset) if isinstance(leaf, PackedRows))
 
 

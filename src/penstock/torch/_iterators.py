@@ -228,7 +228,7 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
 
 
 def _except(keys: Iterator[Any], first: int, beyond: Collection[int]) -> Iterator[Any]:
-    """Returns the keys from step `first` on, without the steps in `beyond`. These steps were already handed out."""
+    """Returns the keys from step `first` on, without the steps in `beyond`, which were handed out already."""
     steps = zip(count(first), keys, strict=False)  # not a generator, which an exception of the sampler would end
     return map(itemgetter(1), filter(lambda step: step[0] not in beyond, steps))
 

@@ -35,7 +35,7 @@ def is_default(name: str, value: object) -> bool:
 
 @dataclass(frozen=True)
 class Given:
-    """The arguments of a loader that torch's constructor does not have. Those with default values are left out.
+    """The arguments of a loader that torch's constructor does not have, without those with default values.
 
     `auto` holds the names of the settings that penstock tunes. `by_blocks` is True for `shuffle="blocks"`.
     `own_order` is True if no sampler was given.
@@ -50,7 +50,7 @@ class Given:
     def split(self) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
         """Returns three dicts: penstock's arguments with defaults, the "auto" settings, and those of block shuffling.
 
-        `dtype` and `casting` are left out, because `cast` holds them.
+        `dtype` and `casting` are not among them, because `cast` holds them.
         """
         ours = {name: self.arguments.get(name, default) for name, default in DEFAULTS.items()}
         window = ours.pop("window")
@@ -109,7 +109,7 @@ def given_in(timeout: object) -> Given | None:
 
 
 def adopt(loader: Any) -> bool:
-    """Gives penstock's arguments to a loader that another library created from a penstock loader.
+    """Gives penstock's arguments to a loader that another library created from one of ours.
 
     Returns False for other loaders. Raises ValueError if the loader cannot keep an argument.
     """

@@ -40,8 +40,8 @@ def sampler_of(loader: Any) -> Any:
 class Sampling:
     """One pass over the sampler. It has the keys of each step, beginning with the first step not handed out yet.
 
-    If the sampler has a state, it starts from the mark (saved position) in `progress`. The mark comes from a resume
-    state or from the end of the last epoch.
+    A sampler with a state starts from the mark in `progress`, which comes from a resume state or from the end of the
+    last epoch.
     """
 
     def __init__(self, loader: Any, progress: Progress) -> None:
@@ -109,7 +109,7 @@ class Sampling:
         return texts
 
     def handed_out(self, step: int) -> bytes | None:
-        """Removes and returns the sampler position saved for the step, or None if the sampler has no state."""
+        """Removes and returns the sampler's position for the step, or None if the sampler has no state."""
         return self._marks.pop(step, None)
 
     def restore(self) -> None:
@@ -119,7 +119,7 @@ class Sampling:
             with_loan(TemporaryStates({}, self.generators), self._reading.prepare, mark)
 
     def prepare(self) -> None:
-        """Saves the random states before torch calls `iter()` on the sampler, because that may draw numbers."""
+        """Saves the random states before torch calls `iter()` on the sampler, which may draw numbers."""
         if not self._batched and not self._is_torchs:
             self._before = take_states()
             self._given = [each.get_state() for each in self.generators]
@@ -134,7 +134,7 @@ class Sampling:
         return self._marked(begun) if self._has_state(begun) else begun
 
     def _from_first(self, begun: Iterator[Any]) -> Iterator[Any]:
-        """Like `fresh`, but waits until the first keys are requested. The sampler then draws its random numbers."""
+        """Like `fresh`, but only when the first keys are requested, because the sampler then draws its numbers."""
         self._given = [each.get_state() for each in self.generators]
         self._note({})
         if self._is_torchs:
@@ -339,11 +339,10 @@ def parse_states(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class TemporaryStates:
-    """A loan (a temporary change, for `with_loan`) that sets global random generators to `states`.
+    """A loan for `with_loan`, which sets global random generators to `states`.
 
-    At its end, the global generators and the generators in `given` get their earlier states back. There is one
-    exception: if the user's `load_state_dict` has set a global generator during the loan, its new state is kept (see
-    `Restored`).
+    At its end, the global generators and those in `given` get their earlier states back. There is one exception: a
+    state that the user's `load_state_dict` has set during the loan is kept (see `Restored`).
     """
 
     _begun: ClassVar[list[TemporaryStates]] = []
@@ -379,9 +378,9 @@ class TemporaryStates:
 class Ahead:
     """Random states to resume an epoch whose base seed or order was not drawn yet.
 
-    Base seed and order are then drawn from these states, without changing the caller's generators. If the caller's
-    generators already have these states, no Ahead is created: the loader then uses the caller's generators and
-    advances them, as torch does.
+    Both are then drawn from these states, without changing the caller's generators. If the caller's generators
+    already have these states, no Ahead is created: the loader then uses and advances the caller's generators, as
+    torch does.
     """
 
     def __init__(self, states: dict[str, Any]) -> None:
@@ -393,7 +392,7 @@ class Ahead:
         return None if take_states(plain) == dict(plain) else cls(parse_states(plain))
 
     def lent(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Calls `work(*args)` with the global generators in these states, and stores their new states here."""
+        """Calls `work(*args)` with the global generators in these states, and keeps their new states here."""
         return with_loan(_Continued(self), work, *args)
 
     def steps(self, steps: Iterator[Any]) -> Iterator[Any]:
@@ -418,7 +417,7 @@ class _Continued(TemporaryStates):
 
 
 class Restored(Reading):
-    """A `Reading` whose `restore` may change global generators. A `TemporaryStates` loan does not undo this."""
+    """A `Reading` that may load states of global generators. A `TemporaryStates` loan does not undo this."""
 
     def restore(self, part: Any, state: Any) -> None:
         before = take_states()

@@ -77,7 +77,7 @@ def strided(shape: Shape, how: tuple[MakeLeaf, Any, int, Shape], root: Any, at: 
 
 
 def store(tensor: torch.Tensor, writer: Writer) -> Spot | None:
-    """Writes a tensor into the batch's memory. Returns its location, or None if only torch can pickle the tensor."""
+    """Writes a tensor into the batch's memory. Returns its location, or None if only torch can pickle it."""
     described = _describe(tensor)
     if described is None:
         return None
@@ -120,7 +120,7 @@ def _quietly(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def cast(tensor: torch.Tensor, field: FieldCast, empty: Empty) -> torch.Tensor:
-    """Converts a tensor to the field's dtype, in memory from `empty` if possible. May return the tensor itself."""
+    """Converts a tensor to the field's dtype, in memory from `empty` if possible. May return it unchanged."""
     known = NATIVE.get(tensor.dtype)
     kind = "f" if tensor.is_floating_point() else "" if known is None else known.kind
     name = field.wanted(kind, "a tensor of ", tensor.dtype)
@@ -152,7 +152,7 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _storage_reducer() -> Reduce:
-    """Makes a reducer for a single pickle. Memory that several tensors share is pickled once, out of band."""
+    """Returns a reducer for one pickle. Memory that several tensors share is pickled once, out of band."""
     of_memory: dict[int, Any] = {}
 
     def reduce_storage(storage: Any) -> Any:

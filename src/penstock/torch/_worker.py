@@ -1,4 +1,4 @@
-"""Runs tasks in a worker with torch's semantics, which has its own random generators and copy of the dataset."""
+"""Runs tasks with torch's semantics: a worker has its own random generators and its own copy of the dataset."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ Resumed = tuple[Mark | None, int]
 class Replica:
     """Runs a worker's tasks as torch's workers do. Implements `TaskRunner`, as penstock's `Runner` does.
 
-    If the dataset has a state, each result is sent with a mark (a snapshot of this state). For a stream, only every
-    `marks`-th batch has a mark. If `marks` is 0, no marks are sent.
+    If the dataset has a state, each result is sent with a mark. For a stream, only every `marks`-th batch has one. If
+    `marks` is 0, no marks are sent.
     """
 
     def __init__(self, job: Job, who: str, stream: bool, marks: int, resumed: Sequence[Resumed]) -> None:
@@ -125,7 +125,7 @@ class Replica:
             raise
 
     def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
-        """Returns the outcome of a failed task. Errors such as SystemExit are raised again, to end the worker."""
+        """Returns the outcome of a failed task. Raises errors such as SystemExit again, to end the worker."""
         error = ordinary(error)
         if not isinstance(error, Exception):
             raise error

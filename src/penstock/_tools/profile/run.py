@@ -41,7 +41,7 @@ TrialResults = dict[Choice, tuple[Trial, Stats | None]]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The settings of all trials. `seconds`: length of a trial; `step`: of the simulated training step, or 0."""
+    """The settings of all trials. `seconds` is the length of a trial, and `step` of the simulated training step."""
 
     dataset: Any
     batch_size: int
@@ -123,7 +123,7 @@ def _is_of_user(error: BaseException) -> bool:
 
 
 def _check_page(path: str | None) -> None:
-    """Raises TargetError if the report cannot be written to `path`. Called before the trials, to fail early."""
+    """Raises TargetError if the report cannot be written to `path`. Called before the trials."""
     if path is not None and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
         raise TargetError(f"--html is the path of a file in an existing folder, and {path} is not.")
 
@@ -134,7 +134,7 @@ def _limits(subject: Subject, most: int) -> Limits:
 
 
 def try_out(subject: Subject, choice: Choice, tell: Tell) -> tuple[Trial, Stats | None]:
-    """Runs one trial. If a trial with workers fails, returns no statistics; without workers, raises the error."""
+    """Runs one trial. If it fails with workers, returns no statistics; if it fails without, raises the error."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about more workers than processors
         loader = subject.loader(choice)

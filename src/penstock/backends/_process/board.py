@@ -75,7 +75,7 @@ class Board:
         return slot
 
     def claim(self, slot: int, seq: int, worker: int) -> Notice | None:
-        """Claims the task numbered `seq` for a worker. Returns its notice, or None if the task is no longer open."""
+        """Claims the task `seq` for a worker. Returns its notice, or None if the task is no longer open."""
         fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, slot)
         try:
             base = slot * _STRIDE
@@ -92,7 +92,7 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
 
     def rescind(self, slot: int) -> bool:
-        """Takes back an open task. Returns False if a worker has claimed or is claiming the task. Never waits."""
+        """Takes back an open task. Returns False if a worker has claimed it or is claiming it. Never waits."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
         except OSError:
@@ -106,7 +106,7 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
 
     def void(self, slot: int) -> None:
-        """Marks the task as unwanted. The worker that runs the task stops before the next step."""
+        """Marks the task as unwanted. The worker that runs it stops before the next step."""
         self._memory[slot * _STRIDE + _VOID] = 1
 
     def clear(self, slot: int) -> None:

@@ -38,7 +38,7 @@ _stayed: frozenset[_Thread] = frozenset()  # the other threads that were still a
 
 
 def obstacle() -> str:
-    """Returns why this process must not be forked, such as "it has 2 other threads", or "" if it may be forked."""
+    """Returns why this process must not be forked, such as "it has 2 other threads", or "" if it may be."""
     for name in _NEVER_FORKED:
         if name in sys.modules:
             return f"it has imported {name}"

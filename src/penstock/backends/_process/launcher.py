@@ -3,10 +3,10 @@
 Every worker depends on the lifeline, a pipe whose write end only the parent holds. When the parent dies or closes it,
 the kernel kills all processes that have armed the read end (see `process.py`).
 
-How workers end: the caller closes the token pipe (which announces tasks), so that workers end by themselves. Then it
-joins the workers, kills those that do not end, and closes their handles and the launcher, in any order. The last of
-these closes the lifeline. So `Launcher.close` does not kill a worker that is ending by itself, and no worker outlives
-its handle.
+To end its workers, the caller closes the token pipe, which announces tasks, so that idle workers exit. It waits for
+them, kills those that do not exit, and then closes their handles and the launcher, in any order. The lifeline is
+closed with the last of these. So `Launcher.close` kills no worker that is about to exit, and no worker outlives its
+handle.
 
 A fresh interpreter becomes either a spawned worker or the template, which forks a worker at each request. Neither
 imports `__main__`, so a program needs no `if __name__ == "__main__"`. The template unpacks the payload (the job with
@@ -118,7 +118,7 @@ class Launcher:
             raise
 
     def _ship(self, payload: object) -> None:
-        """Writes the files for new interpreters: the pickled payload and the interpreters' settings (`boot`)."""
+        """Writes the files for new interpreters: the pickled payload, and the settings in `boot`."""
         descriptors: list[int] = []
         try:
             self.own["shipment"] = pack((self._main, payload), descriptors)
@@ -237,7 +237,7 @@ def _require_linux() -> None:
 
 
 class Template(Handle):
-    """The handle of the template (the process that forks workers). `release` kills the process."""
+    """The handle of the template. `release` kills the process."""
 
     def __init__(self, pid: int, pidfd: int, link: socket.socket) -> None:
         super().__init__(pid, pidfd)
@@ -249,7 +249,7 @@ class Template(Handle):
         self.obstacle = ""  # why it must not be forked
 
     def ready(self) -> bool:
-        """Waits until the template process has unpickled the payload. Returns False if the process has died."""
+        """Waits until the template has unpickled the payload. Returns False if it has died."""
         if not self._is_ready and self.is_alive():
             self._ask()
         return self._is_ready and self.is_alive()
@@ -358,7 +358,7 @@ def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, 
 
 
 def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
-    """Runs a new interpreter: a worker, or the template process (then `number` is a socket descriptor)."""
+    """Runs in a new interpreter: a worker, or the template, for which `number` is a socket's descriptor."""
     called_through("<string>")  # _ENTER is not the user's code
     sys.argv[:] = boot["argv"]
     sentinel = processes.settle(boot["lifeline"])

@@ -85,7 +85,7 @@ def give_up_templates(obstacle: str, *, asked: bool) -> None:
 
 
 def _asked(asked: Any) -> tuple[str | None, bool]:
-    """Returns the requested method (None if missing or unknown), and False if the context is from another library."""
+    """Returns the requested method (None if missing or unknown), and False for a context of another library."""
     if asked is None:
         return None, True
     if isinstance(asked, str):

@@ -163,7 +163,7 @@ class WorkerProcess(Handle, Child):
         return self._past if self._past >= 0 else self._pidfd
 
     def close(self) -> None:
-        """Raises ValueError while the process runs, and otherwise does nothing: the loader closes the handle."""
+        """Raises ValueError while the process runs. Otherwise does nothing, because the loader closes the handle."""
         if self.is_alive():
             raise ValueError("A process cannot be closed while it runs: call terminate() and join() first.")
 
@@ -205,7 +205,7 @@ def _reap_later(pidfd: int) -> None:
 
 
 def leave_last_words(words: int, exc: BaseException, where: str) -> None:
-    """Writes the error of a worker that cannot start to the file `words`, for the parent. The write is atomic."""
+    """Writes the error of a worker that cannot start to the file `words`, for the parent, atomically."""
     data = Failure.capture(exc, where=where)
     os.write(words, _LAST_WORDS.pack(os.getpid(), len(data)) + data)
 
@@ -224,7 +224,7 @@ def pidfd_of_child(pid: int) -> int:
 
 
 def fate(exitcode: int | None) -> tuple[str, str]:
-    """Returns a phrase that says how a process ended, and the name of the signal that killed it, "" or "unknown"."""
+    """Returns a phrase that says how a process ended, and the signal that killed it, "" or "unknown"."""
     if exitcode == UNKNOWN:
         return "ended, and the system did not tell how", "unknown"
     if exitcode is None or exitcode >= 0:
@@ -283,7 +283,7 @@ def live(
     lifeline: int | None = None,
     sentinel: int = -1,
 ) -> NoReturn:
-    """Runs `main`, then exits without running the parent's cleanup code. Only forked processes get a `lifeline`."""
+    """Runs `main`, then exits without running the parent's cleanup code. Only forked processes have a `lifeline`."""
     code = 1
     try:
         if lifeline is not None:

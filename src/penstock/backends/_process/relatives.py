@@ -25,7 +25,7 @@ _atexit: Any = atexit
 
 
 class Lineage(NamedTuple):
-    """The settings that child processes inherit in multiprocessing. All values have types that marshal can write."""
+    """The settings that child processes inherit in multiprocessing. marshal can write all of them."""
 
     identity: tuple[int, ...]
     config: dict[str, Any]
@@ -122,7 +122,7 @@ class _ChildPopen:
 
 
 def _disown() -> None:
-    """Makes a forked process forget its parent's workers, which it must neither list nor terminate."""
+    """Makes a forked process forget its parent's workers, so that it neither lists nor terminates them."""
     _known._children = {child for child in _known._children if not isinstance(child, Child)}
 
 

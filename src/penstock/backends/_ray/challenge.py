@@ -46,7 +46,7 @@ class ChallengeState(enum.Enum):
 
 
 class Refused(Exception):
-    """Raised if the other end is not the expected one. `answer` may be sent before the connection is closed."""
+    """Raised if the other end is not the expected one. `answer` may be sent before closing the connection."""
 
     def __init__(self, why: str, answer: bytes = b"") -> None:
         super().__init__(why)

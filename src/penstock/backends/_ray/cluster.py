@@ -136,7 +136,7 @@ def _wanted(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _elsewhere(options: dict[str, Any], avoid: Collection[str]) -> dict[str, Any]:
-    """Returns options that prefer nodes not in `avoid`, unless the user has chosen a scheduling strategy."""
+    """Returns the options, and a preference for nodes not in `avoid`, unless the user chose a strategy."""
     if not avoid or options["scheduling_strategy"] not in ("SPREAD", "DEFAULT"):
         return options
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerAddress"] in avoid]
@@ -167,6 +167,6 @@ _CAUSES = re.compile(r"\s*(Some common causes include|There are some potential r
 
 
 def _reason(error: BaseException) -> str:
-    """Returns the last line of Ray's error message, which tells how the actor died."""
+    """Returns the last line of Ray's error message, which says how the actor died."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {_CAUSES.sub('', lines[-1]).rstrip('.')}" if lines else type(error).__name__

@@ -78,7 +78,7 @@ class Posted(NamedTuple):
 
 
 class LinkStrays:
-    """Received strays (batches that did not fit into their slab). `nbytes` includes those still in use."""
+    """Received strays. `nbytes` includes those that the caller still uses."""
 
     def __init__(self) -> None:
         self._arrived: dict[tuple[int, int], NDArray[np.uint8]] = {}
@@ -226,13 +226,13 @@ class Exchange:
             each.push()
 
     def _begin(self, remote: RemoteWorker) -> None:
-        """Records that the worker begins its next task, or that it is idle if it has none."""
+        """Records that the worker begins its next task, or is idle if it has none."""
         is_busy = self._ledger.has(remote.id) is not None
         remote.began = time.monotonic()
         self.gauges.begun(remote.seat, time.perf_counter_ns() if is_busy else 0)
 
     def _dealt(self) -> list[Link]:
-        """Queues tasks and exit requests. Returns the links that must be pushed. The caller must hold the lock."""
+        """Assigns queued tasks and exit requests. Returns the links to push. The caller must hold the lock."""
         links: dict[Link, None] = {}
         for worker in self._ledger.leave():
             remote = self._remotes[worker]
@@ -315,14 +315,14 @@ class Exchange:
         return seq, steps
 
     def _silent_nodes(self) -> dict[str, float]:
-        """Returns how many seconds each silent node has been silent. A node is tried again after a minute."""
+        """Returns the silent nodes, and their seconds of silence. A node is tried again after a minute."""
         now = time.monotonic()
         with self._lock:
             self._silent = {node: since for node, since in self._silent.items() if now < since + _SILENT}
             return {node: now - since for node, since in self._silent.items()}
 
     def _kill(self, remotes: list[RemoteWorker]) -> None:
-        """Cuts the connections and makes Ray kill the workers. Waits at most 1 s: the cluster may be gone."""
+        """Cuts the connections and makes Ray kill the workers. Waits at most 1 s, because the cluster may be gone."""
         for remote in remotes:
             if remote.link is not None:
                 remote.link.cut()

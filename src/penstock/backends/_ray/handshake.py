@@ -112,10 +112,7 @@ def refusal(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> st
 
 
 def difference(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> str:
-    """Returns a warning if the node's array libraries have other versions, which may change batches.
-
-    Returns "" if they have the same versions.
-    """
+    """Returns a warning if the node has other versions of array libraries, which may change batches, or ""."""
     names = ["numpy", *(guest for guest in GUESTS if guest in sys.modules)]
     found = [
         f"{name} {theirs[name]}, and the driver has {name} {ours[name]}"
@@ -242,7 +239,7 @@ def _shake_hands(sock: socket.socket, handshake: Handshake, deadline: float) -> 
 
 
 def told(said: bytes) -> Hello:
-    """Parses a hello. Raises ValueError if the bytes are not a hello."""
+    """Parses a hello. Raises ValueError if the bytes are not one."""
     try:
         worker, pid, node, clock, versions = json.loads(said)
     except (ValueError, TypeError, RecursionError):

@@ -54,7 +54,7 @@ class Ledger:
         insort(self._waiting.setdefault(self._seat_of[seq], []), seq)
 
     def rescind(self, seq: int) -> bool:
-        """Withdraws a task, which frees its slab. Returns False if the answer has arrived or is arriving."""
+        """Withdraws a task, which frees its slab. Returns False if its answer has arrived or is arriving."""
         if seq not in self._seat_of or seq in self._arriving:
             return False
         if seq in self._holder:
@@ -88,7 +88,7 @@ class Ledger:
         self._arriving.discard(seq)
 
     def deal(self) -> list[tuple[int, int]]:
-        """Assigns waiting tasks, lowest number (`seq`) first. Returns (worker, seq) pairs in sending order."""
+        """Assigns waiting tasks, lowest `seq` first. Returns (worker, seq) pairs in sending order."""
         dealt: list[tuple[int, int]] = []
         for seat, waiting in self._waiting.items():
             while waiting and (worker := self._next_worker(seat)) is not None:
@@ -129,7 +129,7 @@ class Ledger:
         self._sort(worker)
 
     def halt(self, worker: int) -> None:
-        """Stops giving tasks to a worker whose connection has ended, because such tasks would be lost."""
+        """Stops giving tasks to a worker whose connection has ended, because they would be lost."""
         if worker in self._hands:
             self._halted.add(worker)
             self._sort(worker)

@@ -43,7 +43,7 @@ _ZEROS = (0,) * 5
 
 
 def head(kind: int, *numbers: int) -> bytes:
-    """Packs the header of a frame (a message on a connection). Numbers that are not given are 0."""
+    """Packs the head of a frame. Numbers that are not given are 0."""
     return HEAD.pack(kind, *numbers, *_ZEROS[len(numbers) :])
 
 
@@ -102,7 +102,7 @@ class Link:
         self._outbox.extend(_views(parts))  # atomic for other threads: guaranteed by the GIL
 
     def push(self) -> None:
-        """Sends queued frames, unless another thread is sending. A failure cuts the link, so `receive` raises."""
+        """Sends queued frames, unless another thread does. A failure cuts the link, so that `receive` raises."""
         if self._outbox and self._sending.acquire(blocking=False):
             if sum(map(len, tuple(self._outbox))) > _LARGE:
                 # The new thread releases the lock when it is done.
@@ -151,7 +151,7 @@ class Link:
 
 
 def _send_unpaced(sock: socket.socket) -> None:
-    """Replaces BBR as the connection's congestion control, because BBR's timers cost CPU time in a cluster."""
+    """Replaces BBR as the connection's congestion control: its timers cost CPU time."""
     if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr"):
         for algorithm in (b"cubic", b"reno"):  # Linux's default, and one that every user may choose
             with suppress(OSError):

@@ -36,7 +36,7 @@ KillWorker = Callable[[], None]
 
 
 class Cluster(Protocol):
-    """The interface to Ray that the backend needs."""
+    """What the backend needs of Ray."""
 
     address: str
     """The address of this node."""
@@ -48,15 +48,15 @@ class Cluster(Protocol):
     def start(self, call: Call, shipped: object, told: Any, avoid: Collection[str]) -> KillWorker:
         """Starts a worker once a node has room. Returns a function that kills the worker.
 
-        Nodes in `avoid` are not used if another node will do. `told(end)` is called once, in any thread, when the
+        Nodes in `avoid` are used only if no other node will do. `told(end)` is called once, in any thread, when the
         process has ended.
         """
 
     def is_there(self) -> bool:
-        """False if the cluster was shut down. No other method may be called after that."""
+        """False if the cluster was shut down. Then no other method may be called."""
 
     def shortage(self, workers: int) -> str:
-        """Returns a message: what this many workers need, what is free, and how to get enough resources."""
+        """Returns a message: what this many workers need, what is free, and how to get more."""
 
 
 class RemoteWorkerState(enum.Enum):
@@ -110,7 +110,7 @@ class RemoteWorker:
             self.link.push()
 
     def answer(self, ticket: int, deadline: float) -> tuple[str, int, int] | None:
-        """Returns the stack, the current task (or -1) and its current step; None if no answer comes in time."""
+        """Returns the stack, the current task (or -1) and its current step, or None if no answer comes in time."""
         try:
             while True:
                 found, told, seq, at = self.stacks.get(timeout=max(0.0, deadline - time.monotonic()))
