@@ -58,7 +58,7 @@ class Replica:
         self._gauge: Gauge | NoGauge = NO_GAUGE  # of the task
         self._mark: bytes | None = None
         gathers = job.batched and job.collate_fn is None and not stream
-        self._gather = TensorGather(job, seeded=False) if gathers else None
+        self._gather = TensorGather(job, seeded=False, late=True) if gathers else None
 
     def begin(self, seat: int, *, alone: bool) -> None:
         """Seeds the generators once for all tasks, as torch does. Random numbers thus depend on earlier tasks."""
