@@ -30,6 +30,7 @@ from penstock.errors import InternalError, RemoteTraceback
 from penstock.torch import _private as private
 from penstock.torch._collate import PadTensors, collate, explain
 from penstock.torch._gather import Gathered, TensorGather
+from penstock.torch._sampling import Sealed
 from penstock.worker_info import WorkerInfo
 
 Resumed = tuple[Mark | None, int]
@@ -240,6 +241,8 @@ class TorchFailure(NamedTuple):
 
 def sealed(keys: Any) -> Any:
     """Packs the keys of a batch for sending. `_keys` unpacks exactly the keys that the sampler yielded."""
+    if type(keys) is Sealed:
+        return keys.keys
     return keys if type(keys) is list and set(map(type, keys)) == {int} else (keys,)
 
 
