@@ -72,6 +72,7 @@ class LateLeaves(NamedTuple):
     batch: Any
     make: MakeLeaf
 
+
 Reduce = Callable[[Any], Any]
 """Like `__reduce_ex__(5)`. The result may contain PickleBuffers; NotImplemented means pickle's default way."""
 

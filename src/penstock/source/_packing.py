@@ -24,6 +24,7 @@ from penstock.plan._windows import ItemKey, WindowPlan
 from penstock.source._dataset import Dataset, fetch, is_stream, not_missing, sliced
 from penstock.source._nested import (
     TOKENS,
+    Views,
     fingerprint_of,
     foresee_of,
     gathers_numpy,
@@ -260,9 +261,14 @@ class PackedRows(Dataset[dict[str, Array]]):
         """Reads all documents of these rows together. Returns the parts of each row, and the documents."""
         rows = [self.parts_of(tuple(key) if isinstance(key, (list, np.ndarray)) else key) for key in keys]
         names = list(dict.fromkeys(part[0] for row in rows for part in row))
-        with parts_of_samples(names):
-            samples = fetch(self.documents, names)
-        return rows, self._rows.opened(names, samples)
+        views: Views | None = method_of(self.documents, "__views__")
+        arrays = None if views is None else views(names)
+        documents = None if arrays is None else self._rows.alike(names, arrays)
+        if documents is None:
+            with parts_of_samples(names):
+                samples = fetch(self.documents, names)
+            documents = self._rows.alike(names, _array_fields(samples)) or self._rows.opened(names, samples)
+        return rows, documents
 
     def __repr__(self) -> str:
         return f"pack({shown(self.documents)}, {self.how})"
@@ -297,14 +303,11 @@ class _RowMaker:
     def __init__(self, how: Packing, tables: Sequence[LengthTable]) -> None:
         self._how, self._tables = how, tables
         self._counting = np.arange(how.capacities[0], dtype=np.int32)
+        self._zeros = np.zeros_like(self._counting)
 
     def opened(self, keys: list[int], samples: list[Any]) -> _Documents:
         """Returns the fields to pack, tokens first. Raises if a length is not as planned."""
-        planned = [table.of(np.array(keys, np.int64)).tolist() for table in self._tables]
-        alike = self._alike(keys, samples, planned)
-        if alike is not None:
-            return alike
-        lengths = list(zip(*planned, strict=True))
+        lengths = list(zip(*self._planned(keys), strict=True))
         found = {
             key: self._opened(key, sample, given) for key, sample, given in zip(keys, samples, lengths, strict=True)
         }
@@ -315,9 +318,14 @@ class _RowMaker:
                 values.setdefault(name, {})[key] = field.values
         return _Documents(values, None, found)
 
-    def _alike(self, keys: list[int], samples: list[Any], planned: list[list[int]]) -> _Documents | None:
-        """Does in bulk what `_opened` does for each document. Returns None if documents differ or are wrong."""
-        arrays = _array_fields(samples)
+    def _planned(self, keys: list[int]) -> list[list[int]]:
+        return [table.of(np.array(keys, np.int64)).tolist() for table in self._tables]
+
+    def alike(self, keys: list[int], arrays: dict[str, list[Array]]) -> _Documents | None:
+        """Like `opened`, but in bulk, for documents with these arrays. Returns None if they differ or are wrong."""
+        if any(len({(each.dtype, each.ndim, each.shape[1:]) for each in column}) > 1 for column in arrays.values()):
+            return None
+        arrays = {name: column for name, column in arrays.items() if _numbers(column[0]) is not None}
         fits = (name for name in (*TOKENS, *arrays) if name in arrays and _are_tokens(arrays[name][0]))
         tokens = next(fits, None)
         if tokens is None:
@@ -331,10 +339,13 @@ class _RowMaker:
                 found[name] = kind, column
             elif any(map(operator.eq, sizes, lengths)):
                 return None
+        planned = self._planned(keys)
         if any(list(map(len, column)) != planned[kind] for kind, column in found.values()):
             return None
         values = {name: dict(zip(keys, column, strict=True)) for name, (_, column) in found.items()}
-        form = {name: (kind, each[0].shape[1:], np.result_type(each[0].dtype)) for name, (kind, each) in found.items()}
+        form = {
+            name: (kind, each[0].shape[1:], np.result_type(each[0].dtype)) for name, (kind, each) in found.items()
+        }
         return _Documents(values, form, {})
 
     def _kind(self, name: str) -> int:
@@ -442,9 +453,7 @@ class _RowMaker:
     def _fill(
         self, outs: dict[str, Array], form: _RowForm, rows: list[list[Part]], values: dict[str, dict[int, Array]]
     ) -> None:
-        own = zip(*(outs[name] for name in _OWN), strict=True)
-        for row, (positions, segments, keys) in zip(rows, own, strict=True):
-            self._fill_own(positions, segments, keys, row)
+        self._fill_own(outs, rows)
         for name, (kind, _, _) in form.items():
             for at, row in enumerate(rows):
                 out = outs[name][at]
@@ -456,17 +465,25 @@ class _RowMaker:
                     end = self._fill_tokens(out, name, row, values[name])
                 out[end:] = 0
 
-    def _fill_own(self, positions: Array, segments: Array, keys: Array, row: list[Part]) -> None:
-        at, counting = 0, self._counting
-        for number, (key, begin, end) in enumerate(row, 1):
-            size = end - begin
-            stop = at + size
-            positions[at:stop] = counting[:size]
-            segments[at:stop] = number
-            keys[at:stop] = key
-            at = stop
-        positions[at:] = segments[at:] = 0
-        keys[at:] = -1
+    def _fill_own(self, outs: dict[str, Array], rows: list[list[Part]]) -> None:
+        """Writes the fields that describe the parts of the rows."""
+        keys, numbers, sizes, counts = list[int](), list[int](), list[int](), list[Array]()
+        for row in rows:
+            room = self._how.capacities[0]
+            for number, (key, begin, end) in enumerate(row, 1):
+                size = end - begin
+                room -= size
+                keys.append(key)
+                numbers.append(number)
+                sizes.append(size)
+                counts.append(self._counting[:size])
+            keys.append(-1)
+            numbers.append(0)
+            sizes.append(room)
+            counts.append(self._zeros[:room])
+        np.concatenate(counts, out=outs["positions"].reshape(-1))
+        outs["segments"].reshape(-1)[:] = np.repeat(np.array(numbers, np.int32), sizes)
+        outs["documents"].reshape(-1)[:] = np.repeat(np.array(keys, np.int64), sizes)
 
     def _fill_tokens(self, out: Array, name: str, row: list[Part], values: dict[int, Array]) -> int:
         parts = [values[key][begin:end] for key, begin, end in row]
@@ -509,7 +526,7 @@ _NO_ARRAYS = {str, bytes, bool, int, float, type(None)}
 
 
 def _array_fields(samples: list[Any]) -> dict[str, list[Array]]:
-    """Returns the fields with arrays of numbers. Returns an empty dict if the documents have different fields."""
+    """Returns the fields with arrays. Returns an empty dict if the documents have different fields."""
     kinds = set(map(type, samples))
     if kinds == {np.ndarray}:
         named = {"tokens": samples}
@@ -522,10 +539,9 @@ def _array_fields(samples: list[Any]) -> dict[str, list[Array]]:
         kinds = set(map(type, column))
         if kinds <= _NO_ARRAYS or all(issubclass(kind, np.generic) for kind in kinds):
             continue
-        if kinds != {np.ndarray} or len({(each.dtype, each.ndim, each.shape[1:]) for each in column}) > 1:
+        if kinds != {np.ndarray}:
             return {}
-        if column[0].ndim and column[0].dtype.kind in "biuf":
-            found[name] = column
+        found[name] = column
     return found
 
 

@@ -34,6 +34,8 @@ from penstock.torch._status import begun_on_penstock
 class Inline(private.InlineIterator):  # type: ignore[misc]
     """The iterator of a loader without workers, which runs torch's own loop in the caller's process."""
 
+    _sampler_iter: Any
+
     @never_ends
     def __init__(self, loader: Any) -> None:
         cursor = self._cursor = Cursor.of(loader)
