@@ -1,10 +1,10 @@
 """Lets penstock believe that it runs on macOS or Windows: its modules see only what Python has there.
 
 There is no such machine here. So `pretend("win32")`, called before penstock is imported, gives the modules of
-penstock other modules for `os`, `signal`, `mmap` and the like: without the names that Python lacks there, and with the
-values that differ. `/proc` and `/sys` do not exist for them. On Windows, moreover, a file that is open can be neither
+penstock other modules for `os`, `signal`, `mmap` and the like: without the names that Python lacks there, and with
+the values that differ. `/proc` and `/sys` do not exist for them. On Windows, moreover, an open file can be neither
 replaced nor deleted, a descriptor without O_BINARY is an error, and `stat` knows no owners. Other libraries and the
-tests see Linux, because they have their own ways on each system, and are not what is tested.
+tests see Linux: they have their own ways on each system, and are not what is tested.
 
 What this cannot show: other C libraries, paths with drive letters, how times are rounded, and how fast anything is.
 
