@@ -1,11 +1,11 @@
-"""Builds the sdist and the wheel, checks them, and uses the wheel as somebody does who has only the wheel: `make dist`.
+"""Builds the sdist and the wheel, checks them, and uses the wheel as somebody does who has only that: `make dist`.
 
     python -m tests.wheel                  with every extra
     python -m tests.wheel image parquet    with these extras
     python -m tests.wheel --build-only
 
-For each extra, the wheel is installed into an empty environment in build/dist, and a program of SMOKE runs there, in an
-empty folder, where this repository cannot be imported. Without extras, `penstock demo` runs, too. The files are in
+For each extra, the wheel is installed into an empty environment in build/dist, and a program of SMOKE runs there, in
+an empty folder, where this repository cannot be imported. Without extras, `penstock demo` runs, too. The files are in
 dist/.
 """
 
@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENTS, OUT = ROOT / "build/dist", ROOT / "dist"
 
-# What every environment runs: workers, a state, and a page. The program is a file, because a worker imports it by name.
+# What every environment runs: workers, a state, and a page.
 PLAIN = """
 import json, sys
 import numpy as np
@@ -135,7 +135,7 @@ def main() -> int:
 
 def _built() -> Path:
     shutil.rmtree(OUT, ignore_errors=True)
-    shutil.rmtree(ROOT / "build/lib", ignore_errors=True)  # setuptools would put modules of an older build in the wheel
+    shutil.rmtree(ROOT / "build/lib", ignore_errors=True)  # setuptools would put older modules in the wheel
     _tool("build", "--outdir", OUT, ROOT)
     files = sorted(OUT.iterdir())
     _tool("twine", "check", "--strict", *files)

@@ -269,7 +269,7 @@ class _Hidden:
         for name in ("stat", "lstat", "fstat", "readlink", "access"):
             setattr(view, name, partial(self._by_path, getattr(os, name)))
         if self.system == "win32":
-            view.O_BINARY, view.O_NOINHERIT = _BINARY, os.O_CLOEXEC
+            view.O_BINARY, view.O_NOINHERIT, view.open = _BINARY, os.O_CLOEXEC, _opened
             view.supports_fd = view.supports_dir_fd = frozenset()
 
     def _by_path(self, call: Callable[..., Any], path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -330,11 +330,7 @@ class _Hidden:
         if event not in ("open", "os.listdir", "os.scandir", "os.rename", "os.remove") or not _is_for_penstock():
             return
         _check_folder(args[0])
-        if self.system != "win32":
-            return
-        if event == "open" and args[1] is None and not args[2] & _BINARY:
-            raise AssertionError(f"os.open({args[0]!r}) without O_BINARY: Windows would change line ends")
-        if event in ("os.rename", "os.remove"):
+        if self.system == "win32" and event in ("os.rename", "os.remove"):
             for path in args[:2] if event == "os.rename" else args[:1]:
                 if _is_open(os.path.realpath(os.fspath(path))):
                     raise PermissionError(13, "The process cannot access the file because it is open", path)
@@ -349,7 +345,8 @@ _STANDARD = sys.stdlib_module_names
 
 def _is_for_penstock() -> bool:
     """True if a module of penstock asks, itself or through the standard library."""
-    frame: Any = sys._getframe(2)
+    here: Any = sys._getframe(1)
+    frame = here.f_back  # None if the interpreter itself asks
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
         if _is_ours(name):
@@ -361,8 +358,16 @@ def _is_for_penstock() -> bool:
 
 
 def _check_folder(path: Any) -> None:
-    if isinstance(path, (str, bytes, os.PathLike)) and os.fsdecode(path).startswith(_FOLDERS_OF_LINUX):
-        raise FileNotFoundError(2, "No such file or directory", os.fsdecode(path))
+    if isinstance(path, (str, bytes, os.PathLike)):
+        name = os.fsdecode(path)
+        if f"/{name.lstrip('/')}".startswith(_FOLDERS_OF_LINUX) and name.startswith("/"):
+            raise FileNotFoundError(2, "No such file or directory", name)
+
+
+def _opened(path: Any, flags: int, mode: int = 0o777) -> int:
+    if not flags & _BINARY:
+        raise AssertionError(f"os.open({path!r}) without O_BINARY: Windows would change line ends")
+    return os.open(path, flags & ~_BINARY, mode)
 
 
 def _is_open(path: str) -> bool:
