@@ -27,6 +27,9 @@
 ##   remote               remote files from real servers                                                2 minutes
 ##   wild                 programs of 25 other libraries: WILD_ONLY=timm               3 GB             1 hour
 ##   interop              files of MXNet, webdataset, Megatron and others
+##   elsewhere            what macOS and Windows lack is hidden from penstock                           5 minutes
+##   lowest               the oldest libraries that pyproject.toml allows              600 MB           10 minutes
+##   dist                 builds the wheel; installs and uses it with each extra: ARGS="image"  3 GB    10 minutes
 ##
 ## Groups of benchmarks:
 ##   bench-ray            workers on Ray, beside Ray Data                                               10 minutes
@@ -36,6 +39,7 @@
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 GROUPS := wide quiet matrix coverage planted soak fuzz frameworks examples browser strangers ray remote wild interop \
+  elsewhere lowest dist \
   bench-ray bench-formats pictures
 .PHONY: help demo test deep test-engine test-parts test-faces lint check bench group unknown-group pins clean $(GROUPS)
 
@@ -52,6 +56,7 @@ STRANGERS := .venv-strangers
 FUZZ   := .venv-fuzz
 FORMATS := .venv-formats
 OTHERS := .others
+DIST   := .venv-dist
 # pip of an environment. Before 25.1 it knows no dependency groups, and Python 3.11 comes with an older one.
 INSTALL = $(1)/bin/python -m pip --disable-pip-version-check --quiet install
 FRESH   = $(PYTHON) -m venv $(1) && $(call INSTALL,$(1)) "pip>=25.1"
@@ -194,6 +199,18 @@ planted: $(VENV)/.developed
 interop: $(VENV)/.developed $(MXNET)/.made $(OTHERS)/.made
 	PENSTOCK_MXNET_PYTHON=$(MXNET)/bin/python PYTHONPATH=$(CURDIR)/$(OTHERS) $(BIN)/python -m pytest tests/interop
 
+# Tests of every part, with what macOS, and then Windows, lack hidden from penstock (tests/elsewhere). `make test` runs some.
+elsewhere: $(VENV)/.developed
+	PENSTOCK_ELSEWHERE=1 $(BIN)/python -m pytest -s --timeout 1200 tests/elsewhere
+
+# The lower bounds of pyproject.toml on the oldest Python, except torch's: older builds bring gigabytes of CUDA.
+lowest:
+	$(PYTHON) -m tests.matrix --python 3.11 --libraries oldest $(ARGS)
+
+# In dist/: the sdist and the wheel, which are checked, installed into empty environments, and used from an empty folder.
+dist: $(DIST)/.installed
+	$(DIST)/bin/python -m tests.wheel $(ARGS)
+
 bench: $(VENV)/.peers
 	$(BIN)/python -m bench.run $(BENCH)
 	$(BIN)/python -m bench.resume
@@ -232,7 +249,7 @@ pins: $(VENV)/.developed
 	$(BIN)/python -m tests.pins
 
 clean:
-	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(FUZZ) $(RAY) $(FORMATS) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(FUZZ) $(RAY) $(FORMATS) $(DIST) $(OTHERS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:
@@ -295,6 +312,11 @@ $(STRANGERS)/.installed: pyproject.toml
 $(FUZZ)/.installed: pyproject.toml
 	$(call FRESH,$(FUZZ))
 	$(call INSTALL,$(FUZZ)) --group fuzz --editable .
+	@touch $@
+
+$(DIST)/.installed: pyproject.toml
+	$(call FRESH,$(DIST))
+	$(call INSTALL,$(DIST)) --group dist
 	@touch $@
 
 $(RAY)/.installed: pyproject.toml

@@ -15,6 +15,7 @@ from penstock._files.local import File
 from penstock._files.mapping import mapped
 from penstock._files.paths import Paths
 from penstock._files.too_large import check_block
+from penstock._memory.mapping import CAN_PLACE
 from penstock._printable import counted
 from penstock.errors import RemoteError
 from penstock.formats._blocks import KEEP
@@ -118,7 +119,7 @@ class Arrow(Table):
 
     @property
     def _is_local(self) -> bool:
-        return len(self._local) == len(self.files)
+        return len(self._local) == len(self.files) and CAN_PLACE
 
     def _bytes(self, number: int, start: int, stop: int) -> Any:
         if self._is_local:

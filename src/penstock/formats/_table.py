@@ -22,6 +22,7 @@ from penstock._files.damage import raise_unless_damage
 from penstock._files.identity import digest_of
 from penstock._fill.cast import Empty, FieldMemory
 from penstock._measure.cached import counting
+from penstock._system.platform import HAS_PROCESSES
 from penstock._system.warnings import warn_caller
 from penstock.errors import FormatError, RemoteError
 from penstock.formats._format import Format
@@ -139,7 +140,7 @@ class Table(Format):
     def __foresee__(self, forecast: Forecast) -> Any:
         """Like `Format.__foresee__`, but also keeps decoded blocks in memory while the loader needs them."""
         scout = super().__foresee__(forecast)
-        if all(map(self._is_mapped, range(len(self.blocks) - 1))):
+        if not HAS_PROCESSES or all(map(self._is_mapped, range(len(self.blocks) - 1))):
             return scout
         return Watches(scout, Keeper(forecast, self._identity(), self.blocks, self._kept, self.keep))
 

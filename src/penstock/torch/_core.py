@@ -219,7 +219,7 @@ def _settings(loader: Any) -> dict[str, Any]:
         settings["collate_fn"] = _STACKED
     elif "collate_fn" in settings:
         settings["collate_fn"] = with_tensors(settings["collate_fn"])
-    argument = backends.registered(loader._ours["backend"] or backends.DEFAULT).argument
+    argument = backends.registered(loader._ours["backend"] or backends.PROCESS).argument
     if loader.num_workers and argument == _CONTEXT and loader.multiprocessing_context is None:
         # torch's default, not ours: a program that works with torch's loader works here without changes.
         settings[_CONTEXT] = configured_method()
