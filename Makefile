@@ -30,12 +30,13 @@
 ## Groups of benchmarks:
 ##   bench-ray            workers on Ray, beside Ray Data                                               10 minutes
 ##   bench-formats        Parquet and tar shards, beside five other libraries          2 GB             10 minutes
+##   docs                 builds the site into build/site, and checks every link of it                  1 minute
 ##   pictures             draws the pictures of the README and the docs, from a real run
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 GROUPS := wide quiet matrix coverage planted soak fuzz frameworks examples browser strangers ray remote wild interop \
-  bench-ray bench-formats pictures
+  bench-ray bench-formats pictures docs
 .PHONY: help demo test test-engine test-parts test-faces lint check bench group unknown-group pins clean $(GROUPS)
 
 PYTHON ?= python3
@@ -50,6 +51,7 @@ RAY    := .venv-ray
 STRANGERS := .venv-strangers
 FUZZ   := .venv-fuzz
 FORMATS := .venv-formats
+DOCS   := .venv-docs
 OTHERS := .others
 # pip of an environment. Before 25.1 it knows no dependency groups, and Python 3.11 comes with an older one.
 INSTALL = $(1)/bin/python -m pip --disable-pip-version-check --quiet install
@@ -134,13 +136,19 @@ examples: $(VENV)/.developed
 	$(BIN)/python -m pytest tests/examples
 
 # The report in a real browser, and a trace in Perfetto. Installs Debian's chromium if it is missing, as root.
-# Screenshots are in build/browser.
-browser: $(VENV)/.browser
+# Screenshots are in build/browser. The site is looked at too.
+browser: $(VENV)/.browser docs
 	$(BIN)/python -m pytest tests/browser
 
-# The pictures of the README and the docs, from a real run.
+# The pictures of the README and the docs: charts from the newest files of bench/results, and the report of a real run.
 pictures: $(VENV)/.browser
+	$(BIN)/python -m bench.charts
 	$(BIN)/python -m bench.pictures
+
+# The site, in build/site: build/site/index.html opens without a server. A page that docs/index.md does not list, a dead
+# link, or a dead reference in a docstring fails it.
+docs: $(DOCS)/.installed
+	$(DOCS)/bin/python -m website
 
 # Whole programs as people write them (tests/strangers), with torch, JAX, OpenCV, pandas, scikit-learn and numba warmed up
 # before the loader, by python, torchrun, spawn, pytest and in a notebook. `make test` runs the quick ones.
@@ -191,6 +199,7 @@ interop: $(VENV)/.developed $(MXNET)/.made $(OTHERS)/.made
 
 bench: $(VENV)/.peers
 	$(BIN)/python -m bench.run $(BENCH)
+	$(BIN)/python -m bench.scaling
 	$(BIN)/python -m bench.resume
 	$(BIN)/python -m bench.steady
 	$(BIN)/python -m bench.memory
@@ -227,7 +236,7 @@ pins: $(VENV)/.developed
 	$(BIN)/python -m tests.pins
 
 clean:
-	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(FUZZ) $(RAY) $(FORMATS) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(FUZZ) $(RAY) $(FORMATS) $(DOCS) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:
@@ -290,6 +299,11 @@ $(STRANGERS)/.installed: pyproject.toml
 $(FUZZ)/.installed: pyproject.toml
 	$(call FRESH,$(FUZZ))
 	$(call INSTALL,$(FUZZ)) --group fuzz --editable .
+	@touch $@
+
+$(DOCS)/.installed: pyproject.toml
+	$(call FRESH,$(DOCS))
+	$(call INSTALL,$(DOCS)) --group docs
 	@touch $@
 
 $(RAY)/.installed: pyproject.toml

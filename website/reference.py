@@ -1,0 +1,132 @@
+"""The pages of the reference: one for each public module, with the names of its `__all__`, read without importing it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from website.pages import DOCS, ROOT, links, place
+
+SOURCES = ROOT / "src"
+_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Definition(NamedTuple):
+    module: str
+    name: str
+
+
+def modules() -> dict[str, list[str]]:
+    """The public modules, each with the names of its `__all__` (for penstock.torch, without torch's own names)."""
+    found = {}
+    for path in sorted((SOURCES / "penstock").rglob("*.py")):
+        name = _name_of(path)
+        names = None if "._" in name else _public(name)
+        if names is not None:
+            found[name] = names
+    return found
+
+
+def _name_of(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__")
+
+
+@cache
+def _tree(module: str) -> ast.Module:
+    path = SOURCES.joinpath(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(path.read_text())
+
+
+def _public(module: str) -> list[str] | None:
+    for node in _tree(module).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            assert isinstance(node.value, (ast.List, ast.Tuple))
+            return [ast.literal_eval(item) for item in node.value.elts if not isinstance(item, ast.Starred)]
+    return None
+
+
+def definition(module: str, name: str) -> Definition:
+    """Where a name is defined, through the imports that pass it on."""
+    for node in ast.walk(_tree(module)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("penstock"):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    assert node.module
+                    return definition(node.module, alias.name)
+    return Definition(module, name)
+
+
+def homes() -> dict[Definition, Definition]:
+    """Where each public object is documented: of the modules that export it, the one with the shortest name."""
+    found: dict[Definition, Definition] = {}
+    for module, names in sorted(modules().items(), key=lambda item: (item[0].count("."), len(item[0]))):
+        for name in names:
+            found.setdefault(definition(module, name), Definition(module, name))
+    return found
+
+
+def examples() -> dict[str, list[Path]]:
+    """The pages whose programs use a name, for each name that appears in one."""
+    used: dict[str, list[Path]] = {}
+    for page in sorted(DOCS.rglob("*.md")):
+        blocks = [ast.parse(code) for code in _BLOCK.findall(page.read_text())]
+        for name in {name for block in blocks for name in _names(block)}:
+            used.setdefault(name, []).append(page)
+    return used
+
+
+def _names(tree: ast.AST) -> set[str]:
+    """The dotted names of a program, as imports spell them out."""
+    whole: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            whole.update({(alias.asname or alias.name).split(".")[0]: alias.asname and alias.name or "" for alias in node.names})
+        elif isinstance(node, ast.ImportFrom):
+            whole.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
+    found = set(whole.values())
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Attribute, ast.Name)):
+            first, _, rest = ast.unparse(node).partition(".")
+            found.add(".".join(filter(None, (whole.get(first) or first, rest))))
+    return found
+
+
+def has_own_example(place: Definition) -> bool:
+    """True if the docstring of the object has an example."""
+    module, name = definition(*place)
+    for node in ast.walk(_tree(module)):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
+            parts = [node, *node.body] if isinstance(node, ast.ClassDef) else [node]
+            kinds = (ast.ClassDef, ast.FunctionDef)
+            if any(">>> " in (ast.get_docstring(part) or "") for part in parts if isinstance(part, kinds)):
+                return True
+    return False
+
+
+def pages() -> dict[str, str]:
+    """The text of each page of the reference, by its path among the pages."""
+    documented, used, found = homes(), examples(), {}
+    for module, names in modules().items():
+        own = [name for name in names if documented[definition(module, name)] == (module, name)]
+        others = [documented[definition(module, name)] for name in names if name not in own]
+        if not own:
+            continue
+        lines = [f"# {module}", "", f"::: {module}", "    options: {members: false, show_root_heading: false}", ""]
+        for name in sorted(own, key=str.lower):
+            lines += [f"::: {module}.{name}", ""]
+            if not has_own_example(Definition(module, name)):
+                lines += [*_used(used.get(f"{module}.{name}", [])), ""]
+        if others:
+            same = (f"[`{name}`][{home}.{name}]" for home, name in sorted(others, key=lambda other: other.name.lower()))
+            lines += ["Also importable from here: " + ", ".join(same) + ".", ""]
+        found[f"reference/{module}.md"] = "\n".join(lines)
+    return found
+
+
+def _used(where: list[Path]) -> list[str]:
+    titles = (f"[{page.read_text().partition(chr(10))[0].removeprefix('# ')}](../{place(page)})" for page in where)
+    return [f"Examples: {', '.join(titles)}."] if where else []
