@@ -46,7 +46,8 @@ def stage() -> None:
     copied([DOCS / "index.md", *listed, *(page.path for page in decisions())], PAGES)
     shutil.copytree(DOCS / "pictures", PAGES / "pictures", dirs_exist_ok=True)
     (PAGES / "assets").mkdir()
-    shutil.copy(Path(__file__).parent / "site.css", PAGES / "assets")
+    for asset in ("site.css", "iframe-worker.js"):
+        shutil.copy(Path(__file__).parent / asset, PAGES / "assets")
     for path, text in reference.pages().items():
         (PAGES / path).parent.mkdir(exist_ok=True)
         (PAGES / path).write_text(text)
