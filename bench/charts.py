@@ -138,7 +138,7 @@ class Drawing:
         for engine in engines:
             self.mark(engine, x + 6, y)
             self.text(x + 18, y + 4, NAMES.get(engine, engine), 13, fill=self.theme.faint)
-            x += 34 + 7.1 * len(NAMES.get(engine, engine))
+            x += 34 + 6.7 * len(NAMES.get(engine, engine))
         if limit:
             self.line(x + 4, y - 7, x + 4, y + 7, self.theme.ink, 2)
             self.text(x + 14, y + 4, limit, 13, fill=self.theme.faint)
@@ -208,7 +208,7 @@ def speed(drawing: Drawing) -> str:
     tensors = any(WORKLOADS[name].tensors for name in medians)
     ours = ["penstock", *(["penstock_torch"] if tensors and "penstock_torch" in seen else [])]
     drawing.text(16, 28, "penstock beside other loaders", 18, font_weight="600")
-    drawing.legend(52, [*ours, *(peer for peer in PEERS if peer in seen)], "the limit: no loader at all")
+    drawing.legend(52, [*ours, *(peer for peer in PEERS if peer in seen)], "limit (no loader)")
     y = 78.0
     for title, kind, are_tensors in panels:
         rows = {
@@ -273,7 +273,7 @@ def scaling(drawing: Drawing) -> str:
     found = content["results"]
     engines = [e for e in ("penstock", *PEERS) if any(e in m for by in found.values() for m in by.values())]
     drawing.text(16, 28, "Batches a second, by the number of workers", 18, font_weight="600")
-    drawing.legend(52, engines, "the limit: no loader at all")
+    drawing.legend(52, engines, "limit (no loader)")
     width = (WIDTH - 32 - 40) / 2
     for number, (name, by_workers) in enumerate(found.items()):
         _lines(drawing, 16 + number * (width + 40), 78, width, titles.get(name, name), by_workers, engines)

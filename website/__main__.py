@@ -69,7 +69,7 @@ def settings(groups: list[Group]) -> str:
 
 
 def navigation(groups: list[Group]) -> list[Any]:
-    entries: list[Any] = ["index.md"]
+    entries: list[Any] = [{"Home": "index.md"}]
     for group in groups:
         pages: list[Any] = []
         for page in group.pages:

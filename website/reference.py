@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import re
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from website.pages import DOCS, ROOT, links, place
+from website.pages import DOCS, ROOT, place, title_of
 
 SOURCES = ROOT / "src"
-_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```py(?:thon)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Definition(NamedTuple):
@@ -69,14 +70,44 @@ def homes() -> dict[Definition, Definition]:
     return found
 
 
-def examples() -> dict[str, list[Path]]:
-    """The pages whose programs use a name, for each name that appears in one."""
-    used: dict[str, list[Path]] = {}
+class Example(NamedTuple):
+    """Where a name is used: a page, or the docstring of a public object."""
+
+    page: Path | None
+    home: str
+
+
+def examples() -> dict[str, list[Example]]:
+    """The programs of pages, and the examples of docstrings, that use a name, for each name that appears in one."""
+    used: dict[str, list[Example]] = {}
     for page in sorted(DOCS.rglob("*.md")):
         blocks = [ast.parse(code) for code in _BLOCK.findall(page.read_text())]
         for name in {name for block in blocks for name in _names(block)}:
-            used.setdefault(name, []).append(page)
+            used.setdefault(name, []).append(Example(page, ""))
+    for home in homes().values():
+        for name in _in_docstrings(home):
+            used.setdefault(name, []).append(Example(None, ".".join(home)))
     return used
+
+
+def _in_docstrings(home: Definition) -> set[str]:
+    """The names that the examples of an object use, spelled out from the module that exports it."""
+    module, name = definition(*home)
+    texts = [ast.get_docstring(_tree(home.module)) or ""]
+    texts += [ast.get_docstring(node) or "" for node in _parts(module, name)]
+    found: set[str] = set()
+    for text in texts:
+        code = "".join(example.source for example in doctest.DocTestParser().get_examples(text))
+        names = _names(ast.parse(code))
+        found |= names | {f"{home.module}.{each}" for each in names}
+    return found
+
+
+def _parts(module: str, name: str) -> list[ast.ClassDef | ast.FunctionDef]:
+    """A class with its methods, or a function."""
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    found = [node for node in _tree(module).body if isinstance(node, kinds) and node.name == name]
+    return [part for node in found for part in [node, *node.body] if isinstance(part, kinds)]
 
 
 def _names(tree: ast.AST) -> set[str]:
@@ -95,16 +126,9 @@ def _names(tree: ast.AST) -> set[str]:
     return found
 
 
-def has_own_example(place: Definition) -> bool:
+def has_own_example(home: Definition) -> bool:
     """True if the docstring of the object has an example."""
-    module, name = definition(*place)
-    for node in ast.walk(_tree(module)):
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
-            parts = [node, *node.body] if isinstance(node, ast.ClassDef) else [node]
-            kinds = (ast.ClassDef, ast.FunctionDef)
-            if any(">>> " in (ast.get_docstring(part) or "") for part in parts if isinstance(part, kinds)):
-                return True
-    return False
+    return any(">>> " in (ast.get_docstring(part) or "") for part in _parts(*definition(*home)))
 
 
 def pages() -> dict[str, str]:
@@ -127,6 +151,7 @@ def pages() -> dict[str, str]:
     return found
 
 
-def _used(where: list[Path]) -> list[str]:
-    titles = (f"[{page.read_text().partition(chr(10))[0].removeprefix('# ')}](../{place(page)})" for page in where)
-    return [f"Examples: {', '.join(titles)}."] if where else []
+def _used(where: list[Example]) -> list[str]:
+    pages = [f"[{title_of(example.page)}](../{place(example.page)})" for example in where if example.page]
+    names = [f"[`{example.home}`][{example.home}]" for example in where if not example.page]
+    return [f"Examples: {', '.join([*pages, *names][:4])}."] if where else []
