@@ -21,6 +21,7 @@
 ##   frameworks           accelerate, Lightning, Hugging Face                          420 MB           1 minute
 ##   examples             the GPT that is killed and continues elsewhere, and the loader for torchtitan  2 minutes
 ##   browser              the report in chromium, a trace in Perfetto                                   1 minute
+##   resuming             what other loaders do when they resume                       2 GB             10 minutes
 ##   strangers            whole programs as users write them: ARGS="-k jax"            3 GB             5 minutes
 ##   ray                  workers on Ray                                               300 MB           6 minutes
 ##   remote               remote files from real servers                                                2 minutes
@@ -35,7 +36,7 @@
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-GROUPS := wide quiet matrix coverage planted soak fuzz frameworks examples browser strangers ray remote wild interop \
+GROUPS := wide quiet matrix coverage planted soak fuzz frameworks examples browser resuming strangers ray remote wild interop \
   bench-ray bench-formats pictures docs
 .PHONY: help demo test test-engine test-parts test-faces lint check bench group unknown-group pins clean $(GROUPS)
 
@@ -52,6 +53,7 @@ STRANGERS := .venv-strangers
 FUZZ   := .venv-fuzz
 FORMATS := .venv-formats
 DOCS   := .venv-docs
+RESUMING := .venv-resuming
 OTHERS := .others
 # pip of an environment. Before 25.1 it knows no dependency groups, and Python 3.11 comes with an older one.
 INSTALL = $(1)/bin/python -m pip --disable-pip-version-check --quiet install
@@ -145,6 +147,10 @@ pictures: $(VENV)/.browser
 	$(BIN)/python -m bench.charts
 	$(BIN)/python -m bench.pictures
 
+# What each loader does when it resumes, in processes of its own; prints the table of docs/resume-compared.md, and checks it.
+resuming: $(RESUMING)/.installed
+	$(RESUMING)/bin/python -m pytest -s -o timeout=1200 tests/resuming
+
 # The site, in build/site: build/site/index.html opens without a server. A page that docs/index.md does not list, a dead
 # link, or a dead reference in a docstring fails it.
 docs: $(DOCS)/.installed
@@ -236,7 +242,7 @@ pins: $(VENV)/.developed
 	$(BIN)/python -m tests.pins
 
 clean:
-	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(FUZZ) $(RAY) $(FORMATS) $(DOCS) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(FUZZ) $(RAY) $(FORMATS) $(DOCS) $(RESUMING) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:
@@ -299,6 +305,12 @@ $(STRANGERS)/.installed: pyproject.toml
 $(FUZZ)/.installed: pyproject.toml
 	$(call FRESH,$(FUZZ))
 	$(call INSTALL,$(FUZZ)) --group fuzz --editable .
+	@touch $@
+
+$(RESUMING)/.installed: pyproject.toml
+	$(call FRESH,$(RESUMING))
+	$(call INSTALL,$(RESUMING)) --group resuming --editable .
+	$(call INSTALL,$(RESUMING)) --no-deps --group mosaicml
 	@touch $@
 
 $(DOCS)/.installed: pyproject.toml

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from bench.dated import newest
 from bench.peers import TENSOR_ENGINES
@@ -92,7 +91,8 @@ class Drawing:
     def line(self, x1: float, y1: float, x2: float, y2: float, colour: str, width: float = 1, dash: str = "") -> None:
         dashed = f' stroke-dasharray="{dash}"' if dash else ""
         self.parts.append(
-            f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" stroke-width="{width}"{dashed}/>'
+            f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" '
+            f'stroke-width="{width}"{dashed}/>'
         )
 
     def bar(self, x: float, y: float, width: float, height: float, colour: str, opacity: float = 1) -> None:
@@ -114,7 +114,8 @@ class Drawing:
         shape, r = SHAPES.get(engine, "circle"), 4.2
         if engine == "penstock_torch":
             self.parts.append(
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{self.theme.ground}" stroke="{colour}" stroke-width="2.4"/>'
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{self.theme.ground}" stroke="{colour}" '
+                'stroke-width="2.4"/>'
             )
         elif shape == "circle":
             self.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6.2" fill="{colour}"/>')
@@ -281,10 +282,18 @@ def scaling(drawing: Drawing) -> str:
 
 
 def _lines(
-    drawing: Drawing, x: float, y: float, width: float, title: str, found: dict[str, dict[str, float]], engines: list[str]
+    drawing: Drawing,
+    x: float,
+    y: float,
+    width: float,
+    title: str,
+    found: dict[str, dict[str, float]],
+    engines: list[str],
 ) -> None:
     theme, left, top, bottom = drawing.theme, x + 46, y + 28, y + 250
-    values = [value for medians in found.values() for engine, value in medians.items() if engine in (*engines, "limit")]
+    values = [
+        value for medians in found.values() for engine, value in medians.items() if engine in (*engines, "limit")
+    ]
     at, ticks = log_scale([*values, min(values) * 0.8, max(values) * 1.2], bottom, top)
     workers = sorted(map(int, found))
     step = (width - 66) / max(1, len(workers) - 1)
@@ -328,7 +337,12 @@ def memory(drawing: Drawing) -> str:
     found: dict[str, dict[str, float]] = content["results"]
     size = next(iter(found.values()))["list"]
     rows = [
-        (name, name.partition(",")[0], max(0.1, each["after"] - each["before"]), f"{each['after'] - each['before']:+,.0f} MB")
+        (
+            name,
+            name.partition(",")[0],
+            max(0.1, each["after"] - each["before"]),
+            f"{each['after'] - each['before']:+,.0f} MB",
+        )
         for name, each in found.items()
     ]
     drawing.text(16, 28, "Memory that one pass adds", 18, font_weight="600")
@@ -343,12 +357,24 @@ def resume(drawing: Drawing) -> str:
     found: dict[str, dict[str, float]] = content["results"]
     drawing.text(16, 28, "Stopping and resuming", 18, font_weight="600")
     first = [
-        (engine, engine, each["far_ms"], f"{figure(each['far_ms'])} ms ({each['far_ms'] / each['cold_ms']:.2g}x a cold start)")
+        (
+            engine,
+            engine,
+            each["far_ms"],
+            f"{figure(each['far_ms'])} ms ({each['far_ms'] / each['cold_ms']:.2g}x a cold start)",
+        )
         for engine, each in found.items()
     ]
-    y = bars(drawing, 44, "From a new loader to its first batch, resumed at step 500,000 (log scale)", first, log=True)
+    y = bars(
+        drawing, 44, "From a new loader to its first batch, resumed at step 500,000 (log scale)", first, log=True
+    )
     states = [
-        (engine, engine, each["state_us"], f"{figure(each['state_us'])} µs; {each['rate_with_states']:.0%} of the rate")
+        (
+            engine,
+            engine,
+            each["state_us"],
+            f"{figure(each['state_us'])} µs; {each['rate_with_states']:.0%} of the rate",
+        )
         for engine, each in found.items()
     ]
     title = "To take a state (log scale), and the rate that is left with a state at each step"
@@ -373,5 +399,3 @@ def main(names: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
-
-

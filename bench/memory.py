@@ -1,7 +1,7 @@
 """Memory and descriptors of long-lived loaders: `python -m bench.memory` exits with 1 if a check fails.
 
-Each check runs in a process of its own, so that they do not share memory, and prints a line. Beside penstock, the peers
-read a million paths too: bench/results/<date>-memory.json has how much the memory of each grew.
+Each check runs in a process of its own, so that they do not share memory, and prints a line. The peers read a million
+paths too: bench/results/<date>-memory.json has how much the memory of each grew.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def pass_growth(loader: str, packed: bool = False) -> dict[str, float]:
     assert total > 0 and after
     kind, share = "PackedList" if packed else "list", (after - before) / size
     print(
-        f"{loader}, {kind} of {PATHS:,} paths ({size / 1e6:.0f} MB as a list), {WORKERS} workers: total memory grew by "
-        f"{(after - before) / 1e6:.1f} MB in a pass, {share:.1%} of the list"
+        f"{loader}, {kind} of {PATHS:,} paths ({size / 1e6:.0f} MB as a list), {WORKERS} workers: total memory "
+        f"grew by {(after - before) / 1e6:.1f} MB in a pass, {share:.1%} of the list"
     )
     return {"list": size / 1e6, "before": before / 1e6, "after": after / 1e6, "share": share}
 
@@ -144,7 +144,10 @@ def packed_list() -> bool:
 
 GROWTHS = {
     "penstock, PackedList": lambda: pass_growth("penstock", packed=True),
-    **{f"{loader}, list": (lambda loader=loader: pass_growth(loader)) for loader in ("penstock", "torch", "torchdata", "grain")},
+    **{
+        f"{loader}, list": (lambda loader=loader: pass_growth(loader))
+        for loader in ("penstock", "torch", "torchdata", "grain")
+    },
 }
 CHECKS = {"packed": packed_list, "kept": kept_batches, "iterators": many_iterators}
 
@@ -166,8 +169,12 @@ def main() -> int:
     ran = {name: _alone(name) for name in [*there, *CHECKS]}
     growths = {name: json.loads(ran[name][1]) for name in there if not ran[name][0]}
     lines = [f"| loader | MB before | MB after | of the list |\n{'|---' * 4}|"]
-    lines += [f"| {name} | {x['before']:,.0f} | {x['after']:,.0f} | {x['share']:.1%} |" for name, x in growths.items()]
-    text = f"Total memory of a loader with {WORKERS} workers over {PATHS:,} paths, at the start of a pass and at its end.\n\n"
+    lines += [
+        f"| {name} | {x['before']:,.0f} | {x['after']:,.0f} | {x['share']:.1%} |" for name, x in growths.items()
+    ]
+    text = (
+        f"Total memory of a loader with {WORKERS} workers over {PATHS:,} paths, early in a pass and at its end.\n\n"
+    )
     save("memory", "python -m bench.memory", machine(), growths, text + "\n".join(lines))
     failed = [name for name, (code, _) in ran.items() if code]
     print("failed: " + ", ".join(failed) if failed else "all as required")

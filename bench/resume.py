@@ -217,7 +217,9 @@ def _measure(engine: str, what: str) -> dict[str, float]:
 
 def main() -> int:
     options = argparse.ArgumentParser(prog="python -m bench.resume", description=__doc__)
-    options.add_argument("--rounds", type=int, default=ROUNDS, help=f"of penstock; the peers have at most {PEER_ROUNDS}")
+    options.add_argument(
+        "--rounds", type=int, default=ROUNDS, help=f"of penstock; the peers have at most {PEER_ROUNDS}"
+    )
     of_penstock = options.parse_args().rounds
     of_peers = min(PEER_ROUNDS, of_penstock)
     console = Console()
@@ -259,8 +261,10 @@ def main() -> int:
         }
         for engine in engines
     }
-    rows = [f"| {engine} | {' | '.join(f'{value:,.4g}' for value in found.values())} |" for engine, found in figures.items()]
-    names = f"a state, µs | rate with a state at each step, of that without | first batch, ms: cold | at step 10 | at {FAR:,}"
+    rows = [
+        f"| {name} | {' | '.join(f'{value:,.4g}' for value in found.values())} |" for name, found in figures.items()
+    ]
+    names = f"a state, µs | rate with a state at each step | first batch, ms: cold | at step 10 | at step {FAR:,}"
     text = "\n".join([f"{table.title}.", "", f"| loader | {names} |", "|---" * 6 + "|", *rows])
     save("resume", "python -m bench.resume", machine(), figures, text)
     calm, killed = median("penstock", "kill", "calm"), median("penstock", "kill", "killed")

@@ -252,7 +252,9 @@ def main() -> int:
     options.add_argument("--quick", action="store_true", help="a third of the time, and noisier")
     options.add_argument("--data", type=Path, help="keep and reuse the 1.1 GB of files in this folder")
     options.add_argument("--no-save", action="store_true", help="print only")
-    options.add_argument("--readme", action="store_true", help="put the ratios into README.md and docs/benchmarks.md too")
+    options.add_argument(
+        "--readme", action="store_true", help="put the ratios into README.md and docs/benchmarks.md too"
+    )
     args = options.parse_args()
     chosen = [WORKLOADS[name] for name in (args.only.split(",") if args.only else WORKLOADS)]
     usual = QUICK_ENGINES if args.quick else list(ENGINES)
@@ -326,7 +328,7 @@ def save(header: list[str], chosen: list[Workload], text: str, results: dict[str
 
 
 def fill_readme(header: list[str], chosen: list[Workload], results: dict[str, Any], engines: list[str]) -> None:
-    """Put this run's ratios between the marks of README.md and docs/benchmarks.md, with a link to the results file."""
+    """Put this run's ratios between the marks of README.md and docs/benchmarks.md, with a link to the results."""
     medians = {
         name: {engine: statistics.median(figures) for engine, figures in found.items()}
         for name, found in results.items()

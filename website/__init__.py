@@ -1,1 +1,1 @@
-"""The site: pages from docs/, the reference from docstrings, built by Zensical. `make docs` builds it into build/site."""
+"""The site: pages from docs/, and the reference from docstrings. `make docs` builds it into build/site."""

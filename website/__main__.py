@@ -1,8 +1,8 @@
 """Builds the site into build/site: `python -m website`, or `make docs`.
 
-Pages are copied to build/pages, with links that lead to copies of files outside of docs/. Zensical makes HTML of them,
-and every link, anchor and request of the result is checked. A page that docs/index.md does not list, a dead link, or a
-dead reference in a docstring fails the build.
+Pages are copied to build/pages, with links that lead to copies of files outside of docs/. Zensical makes HTML of
+them, and every link, anchor and request of the result is checked. A page that docs/index.md does not list, a dead
+link, or a dead reference in a docstring fails the build.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from website.pages import DOCS, ROOT, Group, SiteError, contents, copied, decisi
 
 BUILD = ROOT / "build"
 PAGES, SITE = BUILD / "pages", BUILD / "site"
-SUMMARY = "A data loader for Python: it turns a dataset into a stream of batches, prefetched by workers. The stream is the same \
-for any number of workers, and continues exactly where a run stopped."
+SUMMARY = (
+    "A data loader for Python: it turns a dataset into a stream of batches, prefetched by workers. "
+    "The stream is the same for any number of workers, and continues exactly where a run stopped."
+)
 
 
 def main() -> int:
@@ -94,7 +96,16 @@ def _toml(value: Any) -> str:
 
 def build() -> None:
     """Runs Zensical. mkdocstrings reports what it cannot find as a line of its log, which --strict does not count."""
-    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "--config-file", str(BUILD / "zensical.toml")]
+    command = [
+        sys.executable,
+        "-m",
+        "zensical",
+        "build",
+        "--strict",
+        "--clean",
+        "--config-file",
+        str(BUILD / "zensical.toml"),
+    ]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     ran = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
     said = ran.stdout + ran.stderr

@@ -22,7 +22,9 @@ class Docstrings(griffe.Extension):
     def __init__(self) -> None:
         known = {f"{module}.{name}" for module, names in modules().items() for name in names}
         self._known = known | modules().keys()
-        self._short = {home.name: f"{home.module}.{home.name}" for home in homes().values() if home.module == "penstock"}
+        self._short = {
+            home.name: f"{home.module}.{home.name}" for home in homes().values() if home.module == "penstock"
+        }
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring and not obj.docstring.value.startswith(_DONE):

@@ -54,7 +54,7 @@ def contents(docs: Path = DOCS) -> list[Group]:
             entry = _ENTRY.match(line)
             if not entry or not groups:
                 raise SiteError(
-                    f'docs/index.md: this line is not "- [Title](page.md): what it is about" below a "### Group": {line}'
+                    f'docs/index.md: this line is not "- [Title](page.md): its content" below a "### Group": {line}'
                 )
             groups[-1].pages.append(Page(entry[1], (docs / entry[2]).resolve(), entry[3] or ""))
     _check(groups, docs)
@@ -105,9 +105,7 @@ def place(path: Path) -> str:
 def links(text: str) -> list[re.Match[str]]:
     """The links of a page, without those in code blocks."""
     blocks = [match.span() for match in _FENCE.finditer(text)]
-    return [
-        match for match in _LINK.finditer(text) if not any(begin <= match.start() < end for begin, end in blocks)
-    ]
+    return [match for match in _LINK.finditer(text) if not any(begin <= match.start() < end for begin, end in blocks)]
 
 
 def copied(files: list[Path], folder: Path) -> None:

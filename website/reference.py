@@ -1,4 +1,4 @@
-"""The pages of the reference: one for each public module, with the names of its `__all__`, read without importing it."""
+"""The pages of the reference: one for each public module, with the names of its `__all__`. Nothing is imported."""
 
 from __future__ import annotations
 
@@ -115,7 +115,8 @@ def _names(tree: ast.AST) -> set[str]:
     whole: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            whole.update({(alias.asname or alias.name).split(".")[0]: alias.asname and alias.name or "" for alias in node.names})
+            for alias in node.names:
+                whole[alias.asname or alias.name.partition(".")[0]] = alias.name if alias.asname else ""
         elif isinstance(node, ast.ImportFrom):
             whole.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
     found = set(whole.values())
@@ -145,7 +146,9 @@ def pages() -> dict[str, str]:
             if not has_own_example(Definition(module, name)):
                 lines += [*_used(used.get(f"{module}.{name}", [])), ""]
         if others:
-            same = (f"[`{name}`][{home}.{name}]" for home, name in sorted(others, key=lambda other: other.name.lower()))
+            same = (
+                f"[`{name}`][{home}.{name}]" for home, name in sorted(others, key=lambda other: other.name.lower())
+            )
             lines += ["Also importable from here: " + ", ".join(same) + ".", ""]
         found[f"reference/{module}.md"] = "\n".join(lines)
     return found

@@ -159,7 +159,9 @@ def exists(name: str) -> bool:
     module, *rest = "penstock", *name.split(".")[1:]
     found = penstock
     while rest:
-        if (package := (ROOT / "src").joinpath(*module.split("."), rest[0])).is_dir() or package.with_suffix(".py").is_file():
+        if (package := (ROOT / "src").joinpath(*module.split("."), rest[0])).is_dir() or package.with_suffix(
+            ".py"
+        ).is_file():
             module = f"{module}.{rest.pop(0)}"
             try:
                 found = importlib.import_module(module)
@@ -173,8 +175,12 @@ def exists(name: str) -> bool:
 
 
 def test_a_name_of_penstock_in_backticks_exists() -> None:
-    found = {(str(path.relative_to(ROOT)), name) for path in [*PAGES, *SOURCES] for name in NAMED.findall(path.read_text())}
-    assert sorted((path, name) for path, name in found if name != "penstock.index" and not exists(name)) == []  # a file
+    found = {
+        (str(path.relative_to(ROOT)), name) for path in [*PAGES, *SOURCES] for name in NAMED.findall(path.read_text())
+    }
+    assert (
+        sorted((path, name) for path, name in found if name != "penstock.index" and not exists(name)) == []
+    )  # a file
 
 
 def test_a_page_that_a_docstring_or_message_names_exists() -> None:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
 from website import pages, reference
 from website.__main__ import llms
 
@@ -27,7 +28,9 @@ def docs(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "one.md").write_text("# One\n")
     (folder / "two.md").write_text("# Two\n")
-    (folder / "index.md").write_text("# Home\n\n## All pages\n\n### Group\n\n- [One](one.md): the first\n- [Two](two.md): the\n  second\n")
+    (folder / "index.md").write_text(
+        "# Home\n\n## All pages\n\n### Group\n\n- [One](one.md): the first\n- [Two](two.md): the\n  second\n"
+    )
     return folder
 
 
@@ -121,7 +124,9 @@ def test_a_name_is_documented_where_its_object_is(name: str) -> None:
     homes = reference.homes()
     for each in reference.modules()[name]:
         home = homes[reference.definition(name, each)]
-        assert getattr(importlib.import_module(home.module), home.name) is getattr(importlib.import_module(name), each)
+        assert getattr(importlib.import_module(home.module), home.name) is getattr(
+            importlib.import_module(name), each
+        )
 
 
 def test_every_public_name_is_on_one_page_of_the_reference() -> None:
@@ -148,14 +153,16 @@ def test_every_public_name_has_an_example() -> None:
         for home in reference.homes().values()
         if not reference.has_own_example(home) and f"{home.module}.{home.name}" not in used
     ]
-    assert sorted(without) == sorted(NEED_NO_EXAMPLE), "an example in the docstring, or a program on a page, must use each of these"
+    assert sorted(without) == sorted(NEED_NO_EXAMPLE), (
+        "an example in the docstring, or a program on a page, must use each of these"
+    )
 
 
 @pytest.mark.skipif(find_spec("griffe") is None, reason="griffe is in the environment of `make docs`")
 def test_docstrings_become_markdown_with_links_and_blocks() -> None:
     from website.docstrings import Docstrings
 
-    text = 'See `penstock.pad` and `DataLoader` (docs/mixtures.md).\n\n>>> 1 + 1\n2\n\nAnd `dict` stays.'
+    text = "See `penstock.pad` and `DataLoader` (docs/mixtures.md).\n\n>>> 1 + 1\n2\n\nAnd `dict` stays."
     assert Docstrings().as_markdown(text) == (
         "See [`penstock.pad`][penstock.pad] and [`DataLoader`][penstock.DataLoader] ([Mixtures](../mixtures.md)).\n\n"
         "```pycon\n>>> 1 + 1\n2\n```\n\nAnd `dict` stays."
