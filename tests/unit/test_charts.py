@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+
 from bench import charts, dated
 from bench.peers import TENSOR_ENGINES
 
