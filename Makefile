@@ -22,6 +22,7 @@
 ##   frameworks           accelerate, Lightning, Hugging Face                          420 MB           1 minute
 ##   examples             the GPT that is killed and continues elsewhere, and the loader for torchtitan  2 minutes
 ##   browser              the report in chromium, a trace in Perfetto                                   1 minute
+##   resuming             what other loaders do when they resume                       2 GB             10 minutes
 ##   strangers            whole programs as users write them: ARGS="-k jax"            3 GB             5 minutes
 ##   ray                  workers on Ray                                               300 MB           6 minutes
 ##   remote               remote files from real servers                                                2 minutes
@@ -34,14 +35,14 @@
 ## Groups of benchmarks:
 ##   bench-ray            workers on Ray, beside Ray Data                                               10 minutes
 ##   bench-formats        Parquet and tar shards, beside five other libraries          2 GB             10 minutes
+##   docs                 builds the site into build/site, and checks every link of it                  1 minute
 ##   pictures             draws the pictures of the README and the docs, from a real run
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-GROUPS := wide quiet matrix coverage planted soak fuzz frameworks examples browser strangers ray remote wild interop \
-  elsewhere lowest dist \
-  bench-ray bench-formats pictures
-.PHONY: help demo test deep test-engine test-parts test-faces lint check bench group unknown-group pins clean $(GROUPS)
+GROUPS := wide quiet matrix coverage planted soak fuzz frameworks examples browser resuming strangers ray remote wild interop \
+  bench-ray bench-formats pictures docs
+.PHONY: help demo test test-engine test-parts test-faces lint check bench group unknown-group pins clean $(GROUPS)
 
 PYTHON ?= python3
 # The one of the PATH, if it runs: pyenv's command fails unless this version is global. Else one of pyenv's, by its path.
@@ -55,6 +56,8 @@ RAY    := .venv-ray
 STRANGERS := .venv-strangers
 FUZZ   := .venv-fuzz
 FORMATS := .venv-formats
+DOCS   := .venv-docs
+RESUMING := .venv-resuming
 OTHERS := .others
 DIST   := .venv-dist
 # pip of an environment. Before 25.1 it knows no dependency groups, and Python 3.11 comes with an older one.
@@ -144,13 +147,23 @@ examples: $(VENV)/.developed
 	$(BIN)/python -m pytest tests/examples
 
 # The report in a real browser, and a trace in Perfetto. Installs Debian's chromium if it is missing, as root.
-# Screenshots are in build/browser.
-browser: $(VENV)/.browser
+# Screenshots are in build/browser. The site is looked at too.
+browser: $(VENV)/.browser docs
 	$(BIN)/python -m pytest tests/browser
 
-# The pictures of the README and the docs, from a real run.
+# The pictures of the README and the docs: charts from the newest files of bench/results, and the report of a real run.
 pictures: $(VENV)/.browser
+	$(BIN)/python -m bench.charts
 	$(BIN)/python -m bench.pictures
+
+# What each loader does when it resumes, in processes of its own; prints the table of docs/resume-compared.md, and checks it.
+resuming: $(RESUMING)/.installed
+	$(RESUMING)/bin/python -m pytest -s -o timeout=1200 tests/resuming
+
+# The site, in build/site: build/site/index.html opens without a server. A page that docs/index.md does not list, a dead
+# link, or a dead reference in a docstring fails it.
+docs: $(DOCS)/.installed
+	$(DOCS)/bin/python -m website
 
 # Whole programs as people write them (tests/strangers), with torch, JAX, OpenCV, pandas, scikit-learn and numba warmed up
 # before the loader, by python, torchrun, spawn, pytest and in a notebook. `make test` runs the quick ones.
@@ -213,6 +226,7 @@ dist: $(DIST)/.installed
 
 bench: $(VENV)/.peers
 	$(BIN)/python -m bench.run $(BENCH)
+	$(BIN)/python -m bench.scaling
 	$(BIN)/python -m bench.resume
 	$(BIN)/python -m bench.steady
 	$(BIN)/python -m bench.memory
@@ -249,7 +263,7 @@ pins: $(VENV)/.developed
 	$(BIN)/python -m tests.pins
 
 clean:
-	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(FUZZ) $(RAY) $(FORMATS) $(DIST) $(OTHERS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(FUZZ) $(RAY) $(FORMATS) $(DOCS) $(RESUMING) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:
@@ -314,9 +328,15 @@ $(FUZZ)/.installed: pyproject.toml
 	$(call INSTALL,$(FUZZ)) --group fuzz --editable .
 	@touch $@
 
-$(DIST)/.installed: pyproject.toml
-	$(call FRESH,$(DIST))
-	$(call INSTALL,$(DIST)) --group dist
+$(RESUMING)/.installed: pyproject.toml
+	$(call FRESH,$(RESUMING))
+	$(call INSTALL,$(RESUMING)) --group resuming --editable .
+	$(call INSTALL,$(RESUMING)) --no-deps --group mosaicml
+	@touch $@
+
+$(DOCS)/.installed: pyproject.toml
+	$(call FRESH,$(DOCS))
+	$(call INSTALL,$(DOCS)) --group docs
 	@touch $@
 
 $(RAY)/.installed: pyproject.toml

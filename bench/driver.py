@@ -1,7 +1,7 @@
 """One loader in a process of its own, which reads as many seconds of batches as its standard input asks for.
 
 Each loader has a process of its own, so that none forks beside another's threads, imports another's libraries,
-or crashes the whole run. `python -m bench.driver engine workload folder`, JSON lines in and out.
+or crashes the whole run. `python -m bench.driver engine workload workers folder`, JSON lines in and out.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,8 @@ def epoch_boundary(engine: str, workload: Workload, folder: Path, reply: Reply) 
 
 
 def main() -> None:
-    engine, name, folder = sys.argv[1:]
-    workload = WORKLOADS[name]
+    engine, name, workers, folder = sys.argv[1:]
+    workload = replace(WORKLOADS[name], workers=int(workers))
     # A peer may print: replies keep the descriptor that the run reads, and everything else goes to stderr.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

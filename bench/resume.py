@@ -9,6 +9,7 @@ for penstock, torchdata and grain alike.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -23,7 +24,9 @@ from typing import Any, cast
 from rich.console import Console
 from rich.table import Table
 
+from bench.dated import save
 from bench.peers import installed
+from bench.run import machine
 
 BATCH, FAR = 64, 500_000
 SAMPLES = BATCH * (FAR + 1_000)
@@ -213,22 +216,28 @@ def _measure(engine: str, what: str) -> dict[str, float]:
 
 
 def main() -> int:
+    options = argparse.ArgumentParser(prog="python -m bench.resume", description=__doc__)
+    options.add_argument(
+        "--rounds", type=int, default=ROUNDS, help=f"of penstock; the peers have at most {PEER_ROUNDS}"
+    )
+    of_penstock = options.parse_args().rounds
+    of_peers = min(PEER_ROUNDS, of_penstock)
     console = Console()
     engines = [engine for engine in ENGINES if installed(engine)]
     for engine in set(ENGINES) - set(engines):
         console.print(f"skipped: {engine} is not installed")
     rounds: dict[tuple[str, str], list[dict[str, float]]] = {}
     with console.status("measuring") as status:
-        for turn in range(ROUNDS):
+        for turn in range(of_penstock):
             for what in MEASURES:
-                for engine in engines if what != "kill" and turn < PEER_ROUNDS else ["penstock"]:
-                    status.update(f"round {turn + 1} of {ROUNDS}: {what}, {engine}")
+                for engine in engines if what != "kill" and turn < of_peers else ["penstock"]:
+                    status.update(f"round {turn + 1} of {of_penstock}: {what}, {engine}")
                     rounds.setdefault((engine, what), []).append(_measure(engine, what))
 
     def median(engine: str, what: str, value: str = "milliseconds") -> float:
         return statistics.median(found[value] for found in rounds[engine, what])
 
-    table = Table("", *engines, title=f"medians of {ROUNDS} for penstock, of {PEER_ROUNDS} for the others")
+    table = Table("", *engines, title=f"medians of {of_penstock} for penstock, of {of_peers} for the others")
     for column in table.columns[1:]:
         column.justify = "right"
     table.add_row("a state, µs", *(f"{median(engine, 'state', 'microseconds'):,.1f}" for engine in engines))
@@ -244,6 +253,20 @@ def main() -> int:
         )
         table.add_row(f"first batch, resumed at step {step:,}, ms (of cold)", *cells)
     console.print(table)
+    figures = {
+        engine: {
+            "state_us": median(engine, "state", "microseconds"),
+            "rate_with_states": median(engine, "state", "rate"),
+            **{f"{what}_ms": median(engine, what) for what in ("cold", "near", "far")},
+        }
+        for engine in engines
+    }
+    rows = [
+        f"| {name} | {' | '.join(f'{value:,.4g}' for value in found.values())} |" for name, found in figures.items()
+    ]
+    names = f"a state, µs | rate with a state at each step | first batch, ms: cold | at step 10 | at step {FAR:,}"
+    text = "\n".join([f"{table.title}.", "", f"| loader | {names} |", "|---" * 6 + "|", *rows])
+    save("resume", "python -m bench.resume", machine(), figures, text)
     calm, killed = median("penstock", "kill", "calm"), median("penstock", "kill", "killed")
     console.print(
         f"If a worker of penstock is killed, the longest wait for a batch is {killed:.1f} ms, and {calm:.1f} ms "
@@ -260,7 +283,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if sys.argv[1:2] and sys.argv[1] in KINDS:
         warnings.simplefilter("ignore")
         print(json.dumps(MEASURES[sys.argv[2]](KINDS[sys.argv[1]])))
         os._exit(0)  # grain's threads may keep the interpreter from ending

@@ -56,7 +56,7 @@ class Driver:
         self.engine = engine
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the driver
         self._process = subprocess.Popen(
-            [interpreter(engine), "-m", "bench.driver", engine, workload.name, str(folder)],
+            [interpreter(engine), "-m", "bench.driver", engine, workload.name, str(workload.workers), str(folder)],
             cwd=tree,
             env={**_environment(), "PYTHONPATH": str(tree / "src")},
             stdin=subprocess.PIPE,
@@ -252,7 +252,9 @@ def main() -> int:
     options.add_argument("--quick", action="store_true", help="a third of the time, and noisier")
     options.add_argument("--data", type=Path, help="keep and reuse the 1.1 GB of files in this folder")
     options.add_argument("--no-save", action="store_true", help="print only")
-    options.add_argument("--readme", action="store_true", help="put the ratios into README.md too")
+    options.add_argument(
+        "--readme", action="store_true", help="put the ratios into README.md and docs/benchmarks.md too"
+    )
     args = options.parse_args()
     chosen = [WORKLOADS[name] for name in (args.only.split(",") if args.only else WORKLOADS)]
     usual = QUICK_ENGINES if args.quick else list(ENGINES)
@@ -326,13 +328,13 @@ def save(header: list[str], chosen: list[Workload], text: str, results: dict[str
 
 
 def fill_readme(header: list[str], chosen: list[Workload], results: dict[str, Any], engines: list[str]) -> None:
-    """Put this run's ratios between the marks of README.md, with a link to the results file."""
+    """Put this run's ratios between the marks of README.md and docs/benchmarks.md, with a link to the results."""
     medians = {
         name: {engine: statistics.median(figures) for engine, figures in found.items()}
         for name, found in results.items()
     }
     day = datetime.date.today().isoformat()
-    source = ["", f"[{day}](bench/results/{day}.md), {header[0].removeprefix('machine: ')}."]
+    source = ["", f"[{day}]({{root}}bench/results/{day}.md), {header[0].removeprefix('machine: ')}."]
 
     def ratio(workload: Workload, ours: str, other: str, digits: str) -> str:
         found = medians[workload.name]
@@ -358,18 +360,21 @@ def fill_readme(header: list[str], chosen: list[Workload], results: dict[str, An
         fill("bench-torch", lines + source)
 
 
+PAGES = {"README.md": "", "docs/benchmarks.md": "../"}  # with the way from there to the root
+
+
 def fill(mark: str, lines: list[str]) -> None:
-    """Replace what README.md has between `<!-- mark:begin ... -->` and `<!-- mark:end -->`, if it has them."""
-    readme = ROOT / "README.md"
+    """Replace what each page has between `<!-- mark:begin ... -->` and `<!-- mark:end -->`."""
     begin, end = f"<!-- {mark}:begin", f"<!-- {mark}:end -->"
-    before, found, rest = readme.read_text().partition(begin)
-    comment, _, rest = rest.partition("-->")
-    _, ended, after = rest.partition(end)
-    if not ended:
-        print(f"README.md has no {begin} ... {end}")
-        return
-    text = "\n".join(lines)
-    readme.write_text(f"{before}{found}{comment}-->\n{text}\n{ended}{after}")
+    for page, root in PAGES.items():
+        before, found, rest = (ROOT / page).read_text().partition(begin)
+        comment, _, rest = rest.partition("-->")
+        _, ended, after = rest.partition(end)
+        if not ended:
+            print(f"{page} has no {begin} ... {end}")
+            continue
+        text = "\n".join(lines).replace("{root}", root)
+        (ROOT / page).write_text(f"{before}{found}{comment}-->\n{text}\n{end}{after}")
 
 
 if __name__ == "__main__":

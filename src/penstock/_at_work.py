@@ -127,6 +127,12 @@ class WorkerInfo:
     with. Workers that are added while the loader runs may have higher ids. A worker that replaces a crashed one gets
     the same id. `seed` is the loader's seed plus the id. `dataset` is the worker's copy of the dataset (threads share
     one object).
+
+    >>> import penstock
+    >>> data = penstock.dataset(range(4)).map(lambda number: penstock.get_worker_info().num_workers)
+    >>> with penstock.DataLoader(data, num_workers=2) as loader:
+    ...     [batch.item() for batch in loader]
+    [2, 2, 2, 2]
     """
 
     id: int
@@ -142,7 +148,12 @@ _of_process: WorkerInfo | None = None
 
 
 def get_worker_info() -> WorkerInfo | None:
-    """Returns the `WorkerInfo` of the calling worker, or None outside of workers and with `num_workers=0`."""
+    """Returns the `WorkerInfo` of the calling worker, or None outside of workers and with `num_workers=0`.
+
+    >>> import penstock
+    >>> penstock.get_worker_info() is None
+    True
+    """
     info: WorkerInfo | None = getattr(_of_thread, "info", None)
     return _of_process if info is None else info
 

@@ -26,6 +26,11 @@ class Batch(Generic[_T]):
     that was pickled and sent.
 
     `sources` names the source of each sample of a mixture, or of each document of a packed row. Otherwise it is None.
+
+    >>> import penstock
+    >>> loader = penstock.DataLoader([10, 20, 30], batch_size=2)
+    >>> [(batch.step, batch.index.tolist(), batch.data.tolist()) for batch in loader.batches()]
+    [(0, [0, 1], [10, 20]), (1, [2], [30])]
     """
 
     data: _T

@@ -21,7 +21,18 @@ _SIGPIPE = 13  # the module signal has no such name on Windows
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit code."""
+    """Runs the command line and returns the exit code.
+
+    >>> import contextlib, io, tempfile
+    >>> from pathlib import Path
+    >>> path = Path(tempfile.mkdtemp(), "words.txt")
+    >>> path.write_text("one\\ntwo\\n")
+    8
+    >>> with contextlib.redirect_stdout(io.StringIO()) as printed:
+    ...     code = main(["inspect", str(path)])
+    >>> code, "2 samples" in printed.getvalue()
+    (0, True)
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal cannot show
     try:

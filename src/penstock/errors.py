@@ -38,6 +38,13 @@ class CollateError(TypeError, ValueError):
     It is both a TypeError and a ValueError, because programs written for torch catch one or the other. `rows`
     contains the positions, within the batch, of the samples that do not match the others. `reference` is the position
     of the sample that they are compared with, or None if they are wrong by themselves.
+
+    >>> import numpy as np, penstock
+    >>> try:
+    ...     penstock.default_collate([np.zeros(2), np.zeros(2), np.zeros(3)])
+    ... except penstock.CollateError as error:
+    ...     error.rows, error.reference
+    ((2,), 0)
     """
 
     rows: tuple[int, ...] = ()
@@ -49,7 +56,18 @@ class CastError(CollateError):
 
 
 class WorkerLost(RuntimeError):
-    """A worker process died, and its step could not be finished within the allowed number of retries."""
+    """A worker process died, and its step could not be finished within the allowed number of retries.
+
+    >>> import tempfile, penstock
+    >>> from penstock.testing import Dying
+    >>> deadly = Dying(range(4), {2}, tempfile.mkdtemp() + "/deaths")  # kills the worker that fetches key 2, once
+    >>> with penstock.DataLoader(deadly, num_workers=1, retries=0) as loader:
+    ...     try:
+    ...         list(loader)
+    ...     except penstock.WorkerLost as error:
+    ...         print("SIGKILL" in str(error), "Samples in the step: [2]" in str(error))
+    True True
+    """
 
 
 class LoaderTimeout(RuntimeError, TimeoutError):
@@ -57,7 +75,17 @@ class LoaderTimeout(RuntimeError, TimeoutError):
 
 
 class UnshippableDataset(TypeError):
-    """The dataset, or another object that a worker needs, cannot be pickled and sent to the worker process."""
+    """The dataset, or another object that a worker needs, cannot be pickled and sent to the worker process.
+
+    >>> import penstock
+    >>> lines = penstock.dataset([(line for line in "ab")])  # a generator cannot be pickled
+    >>> with penstock.DataLoader(lines, num_workers=1, multiprocessing_context="spawn") as loader:
+    ...     try:
+    ...         next(iter(loader))
+    ...     except penstock.UnshippableDataset as error:
+    ...         print("generator" in str(error))
+    True
+    """
 
 
 class PanicError(RuntimeError):
@@ -65,11 +93,34 @@ class PanicError(RuntimeError):
 
 
 class ImageError(_Printable, ValueError):
-    """A file or record is not an image, is damaged, or cannot be transformed. The message names the file."""
+    """A file or record is not an image, is damaged, or cannot be transformed. The message names the file.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from penstock.image import ImageError, ImageFolder
+    >>> path = Path(tempfile.mkdtemp(), "cat", "1.jpg")
+    >>> path.parent.mkdir()
+    >>> path.write_bytes(b"not an image")
+    12
+    >>> try:
+    ...     ImageFolder(path.parent.parent)[0]
+    ... except ImageError as error:
+    ...     print("1.jpg" in str(error))
+    True
+    """
 
 
 class StateError(ValueError):
-    """A resume state cannot be loaded: it is damaged, of another version, or from a different loader."""
+    """A resume state cannot be loaded: it is damaged, of another version, or from a different loader.
+
+    >>> import penstock
+    >>> state = penstock.DataLoader(range(8), seed=0).state_dict()
+    >>> try:
+    ...     penstock.DataLoader(range(9), seed=0).load_state_dict(state)
+    ... except penstock.StateError as error:
+    ...     print("8" in str(error), "9" in str(error))
+    True True
+    """
 
 
 class FormatError(_Printable, ValueError):
@@ -106,7 +157,17 @@ class RemoteFileNotFound(RemoteError, FileNotFoundError):
 
 
 class RemoteTraceback(Exception):
-    """The traceback from a worker, as text. It is the `__cause__` of an exception that was raised in the worker."""
+    """The traceback from a worker, as text. It is the `__cause__` of an exception that was raised in the worker.
+
+    >>> import penstock
+    >>> from penstock.testing import Raising
+    >>> with penstock.DataLoader(Raising(range(4), {2}), num_workers=1) as loader:
+    ...     try:
+    ...         list(loader)
+    ...     except Exception as error:
+    ...         print(type(error.__cause__).__name__, "in __getitem__" in error.__cause__.text)
+    RemoteTraceback True
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

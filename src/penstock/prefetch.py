@@ -97,6 +97,13 @@ class Prefetcher:
     To start the next epoch, call `reset()`, or call `iter()` at the end of the current epoch. Reading starts with the
     first call to `iter()`, `next()` or `reset()`. Several threads may call `next()`, but only one of them may start a
     new epoch.
+
+    >>> import numpy as np, penstock
+    >>> with penstock.prefetch([np.zeros(2), np.ones(2)]) as ahead:  # a Prefetcher
+    ...     for epoch in range(2):
+    ...         print([batch.tolist() for batch in ahead])
+    [[0.0, 0.0], [1.0, 1.0]]
+    [[0.0, 0.0], [1.0, 1.0]]
     """
 
     def __init__(self, source: Any, *, depth: int, hold: int, dtype: Any, casting: str, pin_memory: bool) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import inspect
+import io
 import re
+import shlex
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +21,7 @@ import pytest
 from programs import forge, programs
 
 import penstock
+from penstock.cli import main
 from penstock.stats._verdict import RULES
 
 ROOT = Path(__file__).parents[2]
@@ -75,16 +82,115 @@ def test_an_example_runs_as_a_program(
     assert (returncode, err) == (0, "")
 
 
+@pytest.mark.imports_torch
+def test_the_example_for_litdata_runs_on_files_of_litdata(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "tests" / "others" / "files" / "litdata-tokens", tmp_path / "optimized")
+    (code,) = re.findall(r"^```py\n(.*?)^```$", (ROOT / "docs/from-litdata.md").read_text(), re.MULTILINE | re.DOTALL)
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 def test_an_example_runs_as_a_script(tmp_path: Path) -> None:
-    (readme, *_) = BLOCK.findall((ROOT / "README.md").read_text())
+    (first, *_) = BLOCK.findall((ROOT / "docs" / "index.md").read_text())
     script = tmp_path / "example.py"
-    script.write_text(readme)
+    script.write_text(first)
     ran = subprocess.run([sys.executable, "-W", "error", script], capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_the_readme_has_an_example() -> None:
-    assert BLOCK.findall((ROOT / "README.md").read_text())
+def test_the_readme_has_an_example_with_the_one_changed_import() -> None:
+    (first, *_) = BLOCK.findall((ROOT / "README.md").read_text())
+    assert "from penstock.torch import DataLoader  # was: from torch.utils.data import DataLoader" in first
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# `python` runs here; `py` runs where the library of somebody else is installed, by the test that is named.
+LANGUAGES = {"python", "py", "console", "sh", "text", "toml"}
+RUN_ELSEWHERE = {
+    "docs/huggingface.md": "tests/frameworks/test_huggingface.py",
+    "docs/parquet-in-s3.md": "tests/frameworks/test_huggingface.py",
+    "docs/tables.md": "tests/frameworks/test_huggingface.py",
+    "docs/webdataset.md": "tests/interop/test_formats.py",
+    "docs/from-litdata.md": "tests/unit/test_docs.py",
+}
+
+
+def test_every_code_block_says_its_language() -> None:
+    """So that none is left out of the tests because its fence was not recognised."""
+    found = {
+        (str(page.relative_to(ROOT)), fence)
+        for page in PAGES
+        for fence in re.findall(r"^```(.*)\n(?:.*\n)*?```$", page.read_text(), re.MULTILINE)
+    }
+    assert {(page, fence) for page, fence in found if fence not in LANGUAGES} == set()
+    assert {page for page, fence in found if fence == "py"} == RUN_ELSEWHERE.keys()
+    for page, test in RUN_ELSEWHERE.items():
+        assert Path(page).name in (ROOT / test).read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_of_a_page_are_those_of_the_command_line(page: Path) -> None:
+    blocks = re.findall(r"^```(?:console|sh)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    commands = re.findall(r"^(?:\$ )?penstock (.*)$", "".join(blocks), re.MULTILINE)
+    wrong = []
+    for command in commands:
+        words = shlex.split(command, comments=True)
+        known = re.findall(r"--[a-z-]+", _help_of(words[0]))
+        wrong += [command for word in words if word.startswith("--") and word.partition("=")[0] not in known]
+    assert wrong == []
+
+
+@cache
+def _help_of(command: str) -> str:
+    """What `penstock COMMAND --help` prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0, f"there is no command 'penstock {command}'"
+    return printed.getvalue()
+
+
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+# Of a module that needs a library of somebody else, its file is enough.
+NAMED = re.compile(r"`(penstock(?:\.[A-Za-z_]\w*)+)")
+
+
+def exists(name: str) -> bool:
+    """True if a dotted name leads to a module, an object in it, or an attribute of that."""
+    module, *rest = "penstock", *name.split(".")[1:]
+    found = penstock
+    while rest:
+        if (package := (ROOT / "src").joinpath(*module.split("."), rest[0])).is_dir() or package.with_suffix(
+            ".py"
+        ).is_file():
+            module = f"{module}.{rest.pop(0)}"
+            try:
+                found = importlib.import_module(module)
+            except ImportError:  # the library is not installed
+                return True
+        elif hasattr(found, rest[0]) or rest[0] in getattr(found, "__annotations__", {}):
+            found = getattr(found, rest.pop(0), None)
+        else:
+            return False
+    return True
+
+
+def test_a_name_of_penstock_in_backticks_exists() -> None:
+    found = {
+        (str(path.relative_to(ROOT)), name) for path in [*PAGES, *SOURCES] for name in NAMED.findall(path.read_text())
+    }
+    assert (
+        sorted((path, name) for path, name in found if name != "penstock.index" and not exists(name)) == []
+    )  # a file
+
+
+def test_a_page_that_a_docstring_or_message_names_exists() -> None:
+    dead = [
+        f"{path.relative_to(ROOT)}: {page}#{heading}"
+        for path in SOURCES
+        for page, heading in re.findall(r"\b(docs/[\w/-]+\.md)(?:#([\w-]+))?", path.read_text())
+        if not (ROOT / page).is_file() or (heading and heading not in headings(ROOT / page, path))
+    ]
+    assert dead == []
 
 
 def test_a_link_between_pages_leads_to_a_file_and_a_heading() -> None:

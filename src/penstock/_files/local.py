@@ -32,6 +32,16 @@ class AnyFile:
 
     `path` names the file in messages, without credentials. `modified` shows whether the content has changed: it is
     the modification time of a local file in nanoseconds, or the ETag or modification time of a remote one.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from penstock.formats import TextLines
+    >>> path = Path(tempfile.mkdtemp(), "a.txt")
+    >>> path.write_text("one\\ntwo\\n")
+    8
+    >>> [file] = TextLines(path).files
+    >>> file.size, file.read(4, 3)
+    (8, b'two')
     """
 
     __slots__ = ("modified", "path", "size")

@@ -32,6 +32,10 @@ class Task(NamedTuple):
 
     `mark` is the position of the sampler or stream after this step, if the sampler or stream has a state. A sampler's
     mark is stored in the task, but not sent to the worker. A stream's mark comes with the worker's reply.
+
+    >>> bundle = Task(seq=4, run=0, epoch=0, step=10, keys=[20, 21, 22, 23], steps=2)
+    >>> [(task.seq, task.step, task.keys) for task in bundle.single()]
+    [(4, 10, [20, 21]), (5, 11, [22, 23])]
     """
 
     seq: int

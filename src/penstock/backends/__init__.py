@@ -2,6 +2,28 @@
 
 To write your own backend, define a class with the methods of `Backend`, and `register` it under a name.
 `penstock.testing.conformance` checks that a backend keeps penstock's guarantees. docs/own-backend.md has an example.
+
+What a worker reports of a task is one of these:
+
+    >>> from penstock import backends
+    >>> def described(outcome: backends.Outcome) -> str:
+    ...     match outcome:
+    ...         case backends.Filled(seq=seq, rows=rows):
+    ...             return f"task {seq}: a batch of {rows} rows"
+    ...         case backends.Bundle(seq=seq, steps=steps):
+    ...             return f"task {seq}: {len(steps)} batches"
+    ...         case backends.Failed(seq=seq, error=error):
+    ...             return f"task {seq}: {error!r}"
+    ...         case backends.Ended(seq=seq):
+    ...             return f"task {seq}: the stream has ended"
+    ...         case backends.Lost(who=who, how=how):
+    ...             return f"{who} {how}"
+    ...         case backends.Left(worker=worker):
+    ...             return f"worker {worker} has left"
+    >>> described(backends.Failed(3, 0, KeyError("x")))
+    "task 3: KeyError('x')"
+    >>> described(backends.Ended(4, 0))
+    'task 4: the stream has ended'
 """
 
 from __future__ import annotations

@@ -25,6 +25,11 @@ class Lost(NamedTuple):
     that killed the worker, or "", "unknown" or `HUNG`. `cause` is the error that ended the worker, if it is known.
     If a replacement could not be started, `unborn` says why. `phrase` is the text with which torch's loader would
     report the death.
+
+    >>> from penstock.backends import HUNG
+    >>> lost = Lost(2, seq=7, at=0, who="worker 2 (pid 8127)", how="was killed", signal=HUNG, cause=None)
+    >>> lost.who, lost.signal == HUNG
+    ('worker 2 (pid 8127)', True)
     """
 
     worker: int
@@ -301,5 +306,20 @@ def arguments() -> list[str]:
 
 
 def make(name: str, job: Job, given: Any = None) -> Backend:
-    """Makes a backend for this job. The new backend has no workers yet."""
+    """Makes a backend for this job. The new backend has no workers yet.
+
+    >>> import penstock
+    >>> from penstock.backends import Job, known, make, register, unregister
+    >>> def announced(job: Job, given):
+    ...     print(job.num_workers, "workers for", job.dataset)
+    ...     return make("thread", job)
+    >>> register("announced", announced)
+    >>> with penstock.DataLoader(range(2), num_workers=2, backend="announced") as loader:
+    ...     [batch.item() for batch in loader]
+    2 workers for range(0, 2)
+    [0, 1]
+    >>> "announced" in known()
+    True
+    >>> unregister("announced")
+    """
     return TABLE[name].make(job, given)

@@ -30,6 +30,11 @@ class ShapedDecoder(Protocol):
 
     If `out` is given, the callable writes its result into `out` and returns `out`, so that results are written
     directly into a batch. If `shape` is None, results may have any shape.
+
+    >>> from penstock.image import Transform
+    >>> decoder = Transform(crop=32)
+    >>> isinstance(decoder, ShapedDecoder), decoder.shape
+    (True, (3, 32, 32))
     """
 
     @property

@@ -37,6 +37,9 @@ class FileRows(NamedTuple):
     """The rows of one block: rows `first` to `stop - 1` of the file `files[file]`.
 
     `part` is the index of the block within its file. Empty blocks that were passed to `set_rows` are counted too.
+
+    >>> FileRows(file=0, part=1, first=1000, stop=2000).stop
+    2000
     """
 
     file: int

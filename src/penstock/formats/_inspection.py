@@ -15,6 +15,9 @@ class FieldInfo:
 
     `name` is "" if a sample is a single value. `shape` is the field's shape in the first sample, or None if the value
     has no shape or if there is no sample.
+
+    >>> FieldInfo("label", "int64", ())
+    FieldInfo(name='label', dtype='int64', shape=())
     """
 
     name: str
@@ -29,6 +32,16 @@ class Inspection:
     `files`, `samples` and `blocks` are counts, and `bytes` is the total size of the files. `first` holds the first
     few samples. `block_samples` is the smallest and the largest number of samples in a block, or None if there are no
     blocks.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from penstock.formats import TextLines
+    >>> path = Path(tempfile.mkdtemp(), "a.txt")
+    >>> path.write_text("one\\ntwo\\n")
+    8
+    >>> found = TextLines(path).inspect()
+    >>> found.samples, found.bytes, [field.dtype for field in found.fields]
+    (2, 8, ['str'])
     """
 
     format: str

@@ -40,7 +40,15 @@ def register(format: F) -> F:
 
 
 def unregister(format: type[Format]) -> None:
-    """Undoes `register`. Does nothing if the format is not registered."""
+    """Undoes `register`. Does nothing if the format is not registered.
+
+    >>> from penstock.formats import TextLines, register, unregister
+    >>> class Notes(TextLines):
+    ...     suffixes = (".notes",)
+    >>> register(Notes) is Notes
+    True
+    >>> unregister(Notes)
+    """
     if format in _registered:
         _registered.remove(format)
 

@@ -42,6 +42,15 @@ class TFRecord(Extents):
     Paths may be URLs (docs/remote.md). Compressed files raise an error.
 
     `storage`, `cache` and similar arguments apply to remote files: see `penstock.formats`.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> record = "1200000000000000241f64250a100a0e0a056c6162656c12051a030a0107368c84b9"  # {"label": 7}
+    >>> path = Path(tempfile.mkdtemp(), "train.tfrecord")
+    >>> path.write_bytes(2 * bytes.fromhex(record))
+    68
+    >>> [sample["label"].item() for sample in TFRecord(path)]
+    [7, 7]
     """
 
     suffixes = (".tfrecord", ".tfrecords")

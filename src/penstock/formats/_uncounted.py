@@ -43,6 +43,19 @@ class UncountedTar(Tar):
 
     A key is `shard << 32 | row`, where `shard` is the index of the shard in the order of the paths, and `row` is the
     index of the sample within the shard.
+
+    >>> import io, tarfile, tempfile, penstock
+    >>> folder = tempfile.mkdtemp()
+    >>> for shard in range(3):
+    ...     with tarfile.open(f"{folder}/{shard}.tar", "w") as tar:
+    ...         for number in range(4):
+    ...             member = tarfile.TarInfo(f"{number}.cls")
+    ...             member.size = 1
+    ...             tar.addfile(member, io.BytesIO(b"%d" % number))
+    >>> data = UncountedTar(folder, fields=("cls",))
+    >>> with penstock.DataLoader(data, batch_size=6, sampler=data.sampler(window=2), seed=0) as loader:
+    ...     sorted(label for batch in loader for label in batch["cls"].tolist())
+    [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     """
 
     def _find_indexes(self, access: Access) -> list[Index]:

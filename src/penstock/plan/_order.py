@@ -19,7 +19,11 @@ from penstock.plan._seeds import FIRST, SECOND, hashes, mix
 
 
 class Order(Protocol):
-    """Gives the key at each position of an epoch. An order is immutable and can be pickled."""
+    """Gives the key at each position of an epoch. An order is immutable and can be pickled.
+
+    >>> Sequential(5).size(epoch=0), Sequential(5).at(epoch=0, positions=np.array([3, 1])).tolist()
+    (5, [3, 1])
+    """
 
     def size(self, epoch: int) -> int:
         """Returns the number of positions in the epoch."""
@@ -30,7 +34,11 @@ class Order(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sequential:
-    """The keys 0, 1, 2, ... n-1, in every epoch."""
+    """The keys 0, 1, 2, ... n-1, in every epoch.
+
+    >>> Sequential(10**10).at(epoch=0, positions=np.array([9_999_999_999])).tolist()
+    [9999999999]
+    """
 
     n: int
 
@@ -50,6 +58,10 @@ class Shuffled:
 
     `count` is the number of positions. If it is less than n, some keys are left out. If it is greater, keys are
     repeated, in a different order each time.
+
+    >>> order = Shuffled(5, seed=0)
+    >>> sorted(order.at(epoch=0, positions=np.arange(5)).tolist())
+    [0, 1, 2, 3, 4]
     """
 
     n: int
@@ -112,7 +124,12 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """`count` keys drawn uniformly from 0..n-1, with replacement."""
+    """`count` keys drawn uniformly from 0..n-1, with replacement.
+
+    >>> keys = Drawn(3, count=100, seed=0).at(epoch=0, positions=np.arange(100))
+    >>> set(keys.tolist())
+    {0, 1, 2}
+    """
 
     n: int
     count: int

@@ -26,7 +26,13 @@ _Take = Callable[[int], list[Any]]
 
 
 class Plan(Protocol):
-    """Gives the keys of each step of an epoch."""
+    """Gives the keys of each step of an epoch.
+
+    >>> from penstock.plan import OrderPlan, Sequential
+    >>> plan = OrderPlan(Sequential(5), batch_size=2)
+    >>> plan.steps(epoch=0), [keys.tolist() for keys in plan.draw(epoch=0, start=1)]
+    (3, [[2, 3], [4]])
+    """
 
     def after(self) -> Plan | None:
         """Returns the plan of the next epoch, or None if drawing it early would have side effects."""
@@ -45,6 +51,11 @@ class ComputedPlan:
     """A plan that can compute the keys of any step. So any rank can continue an epoch from any step.
 
     This is a class and not a protocol, because `isinstance` takes 10 µs for a protocol.
+
+    >>> from penstock.plan import OrderPlan, Shuffled
+    >>> plan = OrderPlan(Shuffled(10**10, seed=0), batch_size=4)
+    >>> isinstance(plan, ComputedPlan), plan.keys(epoch=7, step=2_000_000_000).size
+    (True, 4)
     """
 
     __slots__ = ()
@@ -340,7 +351,13 @@ class OrderPlan(ComputedPlan):
 
 
 class Draw:
-    """An iterator over the steps of an epoch, which can also take several steps at once."""
+    """An iterator over the steps of an epoch, which can also take several steps at once.
+
+    >>> from penstock.plan import OrderPlan, Sequential
+    >>> steps = OrderPlan(Sequential(5), batch_size=2).draw(epoch=0)  # a Draw
+    >>> next(steps).tolist()
+    [0, 1]
+    """
 
     def __init__(self, plan: OrderPlan, epoch: int, start: int) -> None:
         self._plan, self._epoch, self._step, self._steps = plan, epoch, start, plan.steps(epoch)
@@ -457,6 +474,10 @@ class Calls(Iterator[Any]):
 
     Unlike a generator, it continues after an exception. A StopIteration from the user's code is not mistaken for the
     end.
+
+    >>> from penstock.plan import END
+    >>> list(Calls(lambda number: number * 10 if number < 3 else END))
+    [0, 10, 20]
     """
 
     def __init__(self, make: Callable[[int], Any], first: int = 0) -> None:
@@ -480,8 +501,12 @@ class Rest(Iterator[Any]):
     """An iterator over the steps of one rank after its first `steps` steps.
 
     `batches` yields the batches of all ranks; `read` of them have already been read. Earlier steps and steps of other
-    ranks are skipped, and so are their errors. But if an error ends the batches (`broken()` returns True), every rank
-    raises it, because the other ranks would otherwise end silently.
+    ranks are skipped, and so are their errors. An error that ends the batches (`broken()` returns True) is raised on
+    every rank, because the other ranks would otherwise end silently.
+
+    >>> batches = iter([[0], [1], [2], [3], [4], [5]])
+    >>> list(Rest(batches, steps=1, read=0, rank=0, world=2, drop_last=False))  # of rank 0 of 2, after its first step
+    [[2], [4]]
     """
 
     def __init__(

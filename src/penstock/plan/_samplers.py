@@ -32,6 +32,13 @@ class Sampler(Generic[T_co]):
 
     Deriving from it is optional, because a loader takes any iterable. There is no default `__len__`; without one,
     `len(loader)` raises TypeError.
+
+    >>> import penstock
+    >>> class EveryOther(penstock.Sampler):
+    ...     def __iter__(self):
+    ...         return iter(range(0, 6, 2))
+    >>> [batch.item() for batch in penstock.DataLoader(range(10, 16), sampler=EveryOther())]
+    [10, 12, 14]
     """
 
     def __init__(self, data_source: object = None) -> None:

@@ -249,6 +249,13 @@ def read_caffe_mean(path: FilePath) -> NDArray[np.float32]:
 
     Its shape is (channels, height, width), with channels in BGR order. Pass it as `mean` to a `Transform` with
     `color="bgr"`. For RGB, reverse the channels with `mean[::-1]`.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "mean.binaryproto")  # one channel of 1 x 2 pixels
+    >>> path.write_bytes(bytes.fromhex("0801100118012002" "2a08") + np.array([3, 4], "<f4").tobytes())
+    18
+    >>> read_caffe_mean(path).tolist()
+    [[[3.0, 4.0]]]
     """
     message = memoryview(Path(path).read_bytes())
     try:

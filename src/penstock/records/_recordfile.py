@@ -40,7 +40,11 @@ _HEAD = struct.Struct("<IfQQ")  # number of labels that follow; the label if non
 
 
 class Record(NamedTuple):
-    """A record of a `.rec` file. `label` is a float, or a float32 array if there are several labels."""
+    """A record of a `.rec` file. `label` is a float, or a float32 array if there are several labels.
+
+    >>> Record(id=7, label=1.0, data=b"...").label
+    1.0
+    """
 
     id: int
     label: float | NDArray[np.float32]
@@ -213,6 +217,17 @@ class RecordStream(IterableDataset[Any]):
     Choose it for a huge file that has no index and is read in file order. One reader follows the headers, and the
     workers read and transform the records. (Without a loader, iterate over a `RecordFile` instead.) `path` may be a
     URL. The keyword arguments are the same as those of `RecordFile`.
+
+    >>> import tempfile, penstock
+    >>> from penstock.records import RecordWriter
+    >>> path = tempfile.mkdtemp() + "/a.rec"
+    >>> with RecordWriter(path) as writer:
+    ...     for label in range(4):
+    ...         writer.write(b"data", label=label)
+    >>> loader = penstock.DataLoader(RecordStream(path), batch_size=2, num_workers=2)
+    >>> [batch.label.tolist() for batch in loader]
+    [[0.0, 1.0], [2.0, 3.0]]
+    >>> loader.close()
     """
 
     def __init__(

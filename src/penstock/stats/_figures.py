@@ -12,6 +12,14 @@ class Spans:
     """A summary of many durations: their number, total, median, 95th percentile and maximum, in seconds.
 
     The median and the percentile come from a histogram, and are accurate to within 10 %.
+
+    >>> import penstock
+    >>> with penstock.DataLoader(range(8), batch_size=2, num_workers=2, backend="thread") as loader:
+    ...     for batch in loader:
+    ...         pass
+    ...     figures = loader.stats()
+    >>> figures.epoch.waits.count, figures.epoch.waits.longest >= figures.epoch.waits.median
+    (4, True)
     """
 
     count: int = 0
@@ -23,7 +31,16 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A bucket of a histogram: `count` samples took between `low` and `high` seconds."""
+    """A bucket of a histogram: `count` samples took between `low` and `high` seconds.
+
+    >>> import penstock
+    >>> with penstock.DataLoader(range(8), batch_size=2, num_workers=2, backend="thread") as loader:
+    ...     for batch in loader:
+    ...         pass
+    ...     figures = loader.stats()
+    >>> sum(bucket.count for bucket in figures.life.sample_times)
+    8
+    """
 
     low: float
     high: float
@@ -36,6 +53,10 @@ class SlowSample:
 
     `key` is an integer, or the text of a key that is not an integer. `path` is the path of the sample's file, or the
     end of a long path, or "" if the dataset does not have a file for each sample.
+
+    >>> slow = SlowSample(key=7, seconds=0.5, epoch=0, step=3, worker="worker 1")  # of `loader.stats().life.slowest`
+    >>> f"sample {slow.key} took {slow.seconds} s in {slow.worker}"
+    'sample 7 took 0.5 s in worker 1'
     """
 
     key: int | str
@@ -66,7 +87,15 @@ class WorkerFigures:
     - `cpu`: the processor time.
     - `delayed`: the time in which the worker was ready to compute, but other programs used the processors.
     - `node`: the name of the worker's machine, or "" if workers cannot run on other machines.
-    - `pil`: True if PIL has opened images in the worker's process, without `penstock.image`.
+    - `pil`: True if PIL has opened images in the worker's process.
+
+    >>> import penstock
+    >>> with penstock.DataLoader(range(8), batch_size=2, num_workers=2, backend="thread") as loader:
+    ...     for batch in loader:
+    ...         pass
+    ...     figures = loader.stats()
+    >>> sum(worker.steps for worker in figures.life.workers)
+    4
     """
 
     seat: int
@@ -113,6 +142,10 @@ class CacheFigures:
     - `limit`: the number of bytes that the cache may hold.
 
     Requests that a dataset makes when it is created, to find and index its files, are not counted.
+
+    >>> cache = CacheFigures(hits=95, misses=5, waited=1.5)  # `loader.stats().life.cache`
+    >>> cache.hits / (cache.hits + cache.misses)
+    0.95
     """
 
     hits: int = 0
@@ -145,6 +178,14 @@ class Period:
     - `repeated`: the number of steps that were done again because a worker crashed or `update()` was called.
     - `skipped`: the number of samples that failed and were left out or replaced (see `on_error=`).
     - `cache`: the figures of remote files and of decoded tables, or None if the loader used neither of them.
+
+    >>> import penstock
+    >>> with penstock.DataLoader(range(8), batch_size=2, num_workers=2, backend="thread") as loader:
+    ...     for batch in loader:
+    ...         pass
+    ...     figures = loader.stats()
+    >>> figures.life.batches, figures.life.samples, figures.life.rate > 0
+    (4, 8, True)
     """
 
     seconds: float = 0.0
@@ -186,6 +227,14 @@ class FirstBatch:
     - `boot`: the time after `start` until the first worker was ready, including `worker_init_fn`.
     - `sample`: the time after `boot` until the samples of the first batch were fetched.
     - `rest`: everything else.
+
+    >>> import penstock
+    >>> with penstock.DataLoader(range(8), batch_size=2, num_workers=2, backend="thread") as loader:
+    ...     for batch in loader:
+    ...         pass
+    ...     figures = loader.stats()
+    >>> figures.first_batch.total >= figures.first_batch.sample
+    True
     """
 
     total: float = 0.0
@@ -202,6 +251,13 @@ class Memory:
 
     `lent` is the memory of batches that the caller holds, `pooled` is the memory for the next batches, and `strays`
     is memory outside the pool, for batches that did not fit into it.
+
+    >>> import numpy as np, penstock
+    >>> rows = penstock.ArrayDataset(np.zeros((8, 1000)))
+    >>> with penstock.DataLoader(rows, batch_size=4, num_workers=1) as loader:
+    ...     batch = next(iter(loader))
+    ...     loader.stats().memory.lent >= batch.nbytes
+    True
     """
 
     lent: int = 0
@@ -211,7 +267,12 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A change made by `num_workers="auto"`, and its reason. `at` is its time in seconds after the first `iter()`."""
+    """A change made by `num_workers="auto"`, and its reason. `at` is its time in seconds after the first `iter()`.
+
+    >>> decision = Decision(1.0, 4, 2, "The caller waits: trying 4 workers.")  # of `loader.stats().decisions`
+    >>> f"{decision.at:.0f} s: {decision.workers} workers"
+    '1 s: 4 workers'
+    """
 
     at: float
     workers: int
@@ -228,6 +289,13 @@ class BudgetFigures:
     - `batches`, `samples`, `tokens`: their numbers, without padding.
     - `padding`: the share of padding in the batches, from 0 to 1.
     - `used`: the share of the budget that the batches use, padding included, from 0 to 1.
+
+    >>> import penstock
+    >>> data = penstock.dataset(["ab", "abc", "a"]).with_lengths(len)
+    >>> loader = penstock.DataLoader(data, batch_tokens=4, collate_fn=list, seed=0)
+    >>> batches = list(loader)
+    >>> loader.stats().budget.samples
+    3
     """
 
     batches: int = 0
@@ -249,6 +317,13 @@ class PackingFigures:
     - `truncated`, `dropped`: the numbers of documents that were cut, and that were left out.
     - `truncated_tokens`, `dropped_tokens`: the numbers of their tokens that are in no row.
     - `empty`: the number of documents without tokens.
+
+    >>> import numpy as np, penstock
+    >>> documents = penstock.dataset([np.zeros(length, int) for length in (3, 5, 8)]).with_lengths(len)
+    >>> loader = penstock.DataLoader(penstock.pack(documents, length=8), seed=0)
+    >>> batches = list(loader)
+    >>> loader.stats().packing.rows, loader.stats().packing.fill
+    (2, 1.0)
     """
 
     fill: float = 1.0
@@ -274,6 +349,13 @@ class SourceFigures:
     - `samples`: the number of samples. `passes`: how often it was read, such as 1.5 for one and a half times.
     - `tokens`, `token_share`: the tokens of these samples, estimated from the mean length of the source's samples,
       and their share. None if the lengths of a source are not known.
+
+    >>> import penstock
+    >>> data = penstock.mix({"a": range(90), "b": range(90)}, {"a": 2, "b": 1}, stop=60)
+    >>> loader = penstock.DataLoader(data, batch_size=10, seed=0)
+    >>> batches = list(loader)
+    >>> [(source.name, source.samples) for source in loader.stats().mixture.sources]
+    [('a', 40), ('b', 20)]
     """
 
     name: str
@@ -290,6 +372,12 @@ class MixtureFigures:
     """The sources of a mixture, and the changes of its weights in this loader: the epoch and the step of each.
 
     With packed rows, the samples are the documents of all windows that were begun.
+
+    >>> import penstock
+    >>> loader = penstock.DataLoader(penstock.mix({"a": range(9), "b": range(9)}, {"a": 1, "b": 1}), seed=0)
+    >>> first = next(iter(loader))
+    >>> [source.asked for source in loader.stats().mixture.sources], loader.stats().mixture.changed
+    ([0.5, 0.5], ())
     """
 
     sources: tuple[SourceFigures, ...] = ()
@@ -303,6 +391,13 @@ class CommitFigures:
     - `committed`: the number of batches that were committed.
     - `twice`: how often a batch was committed that had been committed before. Such calls change nothing.
     - `open`: the number of batches that were handed out and not committed yet. After a resume they come again.
+
+    >>> import penstock
+    >>> loader = penstock.DataLoader(range(4), commit=True, seed=0)
+    >>> batches = list(loader.batches())
+    >>> loader.commit(batches[0])
+    >>> loader.stats().commits.committed, loader.stats().commits.open
+    (1, 3)
     """
 
     committed: int = 0
@@ -320,6 +415,12 @@ class Moment:
     - `ready`: the number of batches that were finished but not handed out yet.
     - `busy`: the number of workers that had a task. `workers`: the number of workers.
     - `lent`, `pooled`: the memory of batches that the caller held, and memory for the next batches, in bytes.
+
+    >>> import penstock
+    >>> loader = penstock.DataLoader(range(8))
+    >>> batches = list(loader)
+    >>> sum(moment.batches for moment in loader.stats().history) <= 8
+    True
     """
 
     at: float
@@ -335,7 +436,12 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A store of remote files that has not answered for `seconds`. `store` is its name, followed by the failure."""
+    """A store of remote files that has not answered for `seconds`. `store` is its name, followed by the failure.
+
+    >>> outage = Outage("s3://bucket", 75.0)  # `loader.stats().outage`
+    >>> f"{outage.store} has not answered for {outage.seconds:.0f} s"
+    's3://bucket has not answered for 75 s'
+    """
 
     store: str
     seconds: float
@@ -350,6 +456,12 @@ class Machine:
       over CPUs.
     - `memory_limit`: the memory limit in bytes, or None if there is none. `memory_used`: the memory in use.
     - `swapped`: the number of bytes of the loader's processes that were in swap space when the loader was last read.
+
+    >>> import penstock
+    >>> loader = penstock.DataLoader(range(8))
+    >>> batches = list(loader)
+    >>> loader.stats().machine.cpus > 0
+    True
     """
 
     cpus: float = 1.0
@@ -361,7 +473,15 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The figures of a loader. `print(stats)` shows them as a table, and `stats.verdict` says where the time goes."""
+    """The figures of a loader. `print(stats)` shows them as a table, and `stats.verdict` says where the time goes.
+
+    >>> import penstock
+    >>> loader = penstock.DataLoader(range(8), batch_size=2)
+    >>> batches = list(loader)
+    >>> figures = loader.stats()
+    >>> figures.epoch_number, figures.epoch.batches, figures.settings["batch_size"]
+    (0, 4, 2)
+    """
 
     name: str
     settings: Mapping[str, Any]

@@ -45,7 +45,11 @@ _Act = Callable[[Any, int], object]
 
 
 class BrokenLaw(AssertionError):
-    """Raised if a backend or a format breaks a law. The message says which law was broken, and how."""
+    """Raised if a backend or a format breaks a law. The message says which law was broken, and how.
+
+    >>> issubclass(BrokenLaw, AssertionError)  # so a test that meets it fails
+    True
+    """
 
 
 def check_each(suite: type[Any], only: str) -> list[str]:

@@ -47,6 +47,8 @@ def assert_same_everywhere(
 
     >>> import penstock
     >>> assert_same_everywhere(lambda **settings: penstock.DataLoader(range(9), 2, seed=1, **settings))
+    >>> with_threads = [setting for setting in EVERYWHERE if setting.get("backend") == "thread"]
+    >>> assert_same_everywhere(lambda **given: penstock.DataLoader(range(9), 2, seed=1, **given), with_threads)
     """
     expected = list(_stream(make_loader, {"num_workers": 0}, epochs, steps))
     by = "in the same process, by a generator of the dataset's own (use penstock.rng()), a counter or a cache"

@@ -38,6 +38,9 @@ class Action(NamedTuple):
     """A possible next action of the loader or of a worker.
 
     `worker` is the id of the worker, or -1 for the loader. `step` is the step that the action concerns, or -1.
+
+    >>> Action("fill", worker=1, step=7).kind
+    'fill'
     """
 
     kind: str
@@ -46,7 +49,11 @@ class Action(NamedTuple):
 
 
 class Stuck(AssertionError):
-    """Raised if the loader waits for something that can never happen."""
+    """Raised if the loader waits for something that can never happen.
+
+    >>> issubclass(Stuck, AssertionError)  # so a test that meets it fails
+    True
+    """
 
 
 _slept: list[float] = []  # how long each step that is being filled has slept, the innermost step last
@@ -56,6 +63,14 @@ def sleep(seconds: float) -> None:
     """Makes the current step take this many more seconds of virtual time. Call it from a dataset.
 
     Does nothing outside a simulation.
+
+    >>> import penstock
+    >>> from penstock.testing import simulate
+    >>> slow = penstock.dataset(range(2)).map(lambda number: simulate.sleep(3600) or number)
+    >>> with simulate.workers() as simulation:
+    ...     with penstock.DataLoader(slow, num_workers=1, backend=simulation.name) as loader:
+    ...         print([batch.item() for batch in loader], simulation.now)
+    [0, 1] 7200.0
     """
     if _slept:
         _slept[-1] += seconds

@@ -57,7 +57,11 @@ class Raising(_Around):
 
 @dataclass(eq=False, repr=False)
 class Stalling(_Around):
-    """A dataset that takes `seconds` longer for these keys, to test timeouts and batches that finish out of order."""
+    """A dataset that takes `seconds` longer for these keys, to test timeouts and batches that finish out of order.
+
+    >>> Stalling("abc", {1}, seconds=0.01)[1]
+    'b'
+    """
 
     seconds: float
 

@@ -88,6 +88,16 @@ class Refuse:
 
     It applies to workers in the slot `seat`, or to all workers if `seat` is None. The first `after` workers are
     started; then `times` attempts fail with `error`, which is an OSError by default.
+
+    >>> import penstock
+    >>> from penstock.testing import simulate
+    >>> with simulate.workers(faults=[simulate.Refuse()]) as simulation:
+    ...     with penstock.DataLoader(range(4), num_workers=2, backend=simulation.name) as loader:
+    ...         try:
+    ...             next(iter(loader))
+    ...         except OSError as error:
+    ...             print(error)
+    the simulation refuses to start a worker
     """
 
     seat: int | None = None
@@ -107,6 +117,17 @@ def replay(numbers: Iterable[int]) -> Choose:
 
     After the last choice, it always chooses the first action, which is the simplest one: the loader returns as soon
     as possible, and the first worker does all the work.
+
+    >>> import penstock
+    >>> from penstock.testing import simulate
+    >>> def run(choose):
+    ...     with simulate.workers(choose=choose) as simulation:
+    ...         with penstock.DataLoader(range(4), num_workers=2, backend=simulation.name) as loader:
+    ...             list(loader)
+    ...     return simulation
+    >>> first = run(simulate.seeded(3))
+    >>> run(simulate.replay(first.choices)).history == first.history
+    True
     """
     left = iter(numbers)
     return lambda actions: next(left, 0) % len(actions)
@@ -136,6 +157,13 @@ class Simulation:
     - `history`: all actions so far.
     - `choices`: all numbers that `choose` has returned. `replay(choices)` repeats the simulation.
     - `open`: the backends that were not closed.
+
+    >>> import penstock
+    >>> with Simulation(seeded(1)) as simulation:  # or `simulate.workers(...)`
+    ...     with penstock.DataLoader(range(4), 2, num_workers=1, backend=simulation.name) as loader:
+    ...         batches = list(loader)
+    >>> {action.kind for action in simulation.history} >= {"start", "claim", "fill", "report"}
+    True
     """
 
     choose: Choose | None = None

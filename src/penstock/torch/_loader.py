@@ -536,7 +536,15 @@ class enable:
 
 
 def disable() -> None:
-    """Makes torch loaders use torch's own engine again. Existing iterators stay as they are."""
+    """Makes torch loaders use torch's own engine again. Existing iterators stay as they are.
+
+    >>> import penstock.torch
+    >>> penstock.torch.enable()  # doctest: +ELLIPSIS
+    <...>
+    >>> penstock.torch.disable()
+    >>> penstock.torch.status().enabled
+    False
+    """
     enable._on = False
 
 

@@ -71,6 +71,12 @@ def stats(loader: Any) -> Stats:
     """Returns the figures of a loader that runs on penstock's engine, as `penstock.DataLoader.stats` does.
 
     After `enable()`, the loader may also be of torch's own class.
+
+    >>> import penstock.torch
+    >>> loader = penstock.torch.DataLoader(range(8), batch_size=2)
+    >>> batches = list(loader)
+    >>> penstock.torch.stats(loader).life.batches
+    4
     """
     return measures_of(loader).stats()
 

@@ -16,6 +16,9 @@ class LoaderUse:
 
     `on_torch` counts iterators, so a torch loader with persistent workers counts only once. `reason` says why
     penstock's engine was not used.
+
+    >>> print(LoaderUse("my.Loader", on_penstock=2, on_torch=0))
+    my.Loader: 2 on penstock, 0 on torch
     """
 
     loader_class: str
@@ -30,7 +33,12 @@ class LoaderUse:
 
 @dataclass(frozen=True)
 class Status:
-    """The result of `status()`, with one entry for each loader class."""
+    """The result of `status()`, with one entry for each loader class.
+
+    >>> import penstock.torch
+    >>> penstock.torch.status().enabled
+    False
+    """
 
     enabled: bool
     loaders: tuple[LoaderUse, ...]

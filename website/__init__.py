@@ -1,0 +1,1 @@
+"""The site: pages from docs/, and the reference from docstrings. `make docs` builds it into build/site."""
