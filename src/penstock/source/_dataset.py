@@ -95,7 +95,10 @@ def not_missing(found: Callable[..., T] | None, name: str = "__foresee__") -> Ca
 
 
 def from_inside(find: Callable[[Any], Any], name: str = "__foresee__", inside: str = "") -> Any:
-    """Returns a property that finds a method in the datasets inside, or in `inside`. Missing if there is none."""
+    """Returns a property for a method that `find` makes from the wrapped datasets. It is missing if that is None.
+
+    `find` gets the dataset or, if `inside` is given, its attribute with this name.
+    """
     return property(lambda outer: not_missing(find(getattr(outer, inside) if inside else outer), name))
 
 
