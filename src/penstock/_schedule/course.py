@@ -98,7 +98,7 @@ class Course:
         self.filled = {earlier: outcome for earlier, outcome in self.filled.items() if earlier < seq}
 
     def redo(self) -> int:
-        """Queues the steps of this run that must come again, and returns how many. Drops the next run's steps."""
+        """Queues again the steps that were not handed out, and returns how many. Drops the next run's steps."""
         again = [task for task, _ in self.ready]
         again += [step for seq in sorted(self._out) for step in self._out[seq].single()]
         again += self._again
