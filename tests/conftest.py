@@ -25,12 +25,15 @@ from tests.programs import Begin, forge, programs
 # forked, and must not write theirs there: "Fatal Python error" has no place in the output of a run that passes.
 os.register_at_fork(after_in_child=faulthandler.disable)
 
-# Laws that say nothing else try 40 examples in `make test`, and 100 in `make wide` and where bugs are planted.
+DEEP = not {"PENSTOCK_DEEP", "PENSTOCK_WIDE"}.isdisjoint(os.environ)
+
+# Laws that say nothing else try 25 examples in `make test`, 40 in `make deep`, and 100 in `make wide` and where bugs
+# are planted.
 # The examples are the same in each run of CI (hypothesis does that), and others in each run elsewhere.
 if find_spec("hypothesis") is not None:  # the environments of whole programs have none
     from hypothesis import settings
 
-    _examples = int(os.environ.get("PENSTOCK_EXAMPLES", 100 if "PENSTOCK_WIDE" in os.environ else 40))
+    _examples = int(os.environ.get("PENSTOCK_EXAMPLES", 100 if "PENSTOCK_WIDE" in os.environ else 40 if DEEP else 25))
     settings.register_profile("penstock", settings(), max_examples=_examples)
     settings.load_profile("penstock")
 
@@ -154,6 +157,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = [name for name in ("wide", "quiet") if f"PENSTOCK_{name.upper()}" not in os.environ]
+    left_out += [] if DEEP else ["deep"]
     others = {item: None for item in items if any(item.get_closest_marker(name) for name in left_out)}
     config.hook.pytest_deselected(items=list(others))
     items[:] = [item for item in items if item not in others]

@@ -115,7 +115,8 @@ def _environment(name: str, command: str, packages: list[str]) -> Path:
 
 def _run(python: Path, name: str, tests: list[str]) -> int:
     pytest = [python, "-m", "pytest", "--numprocesses", "2", "--dist", "worksteal", *tests]
-    with subprocess.Popen(pytest, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
+    deep = {**os.environ, "PENSTOCK_DEEP": "1"}
+    with subprocess.Popen(pytest, cwd=ROOT, env=deep, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         for line in running.stdout:
             print(f"{name}  {line}", end="", flush=True)

@@ -53,7 +53,7 @@ from penstock.worker_info import WorkerInfo, get_worker_info
 if _TYPE_CHECKING:
     from penstock.source._packing import cu_seqlens, pack
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _LATE = ("formats", "image", "records", "testing", *_GUESTS)  # imported when a program first names them
 _LATE_FUNCTIONS = {"cu_seqlens": "penstock.source._packing", "pack": "penstock.source._packing"}

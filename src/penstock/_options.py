@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum, IntEnum
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from penstock._fill.cast import Cast
 from penstock._fill.pad import Pad, check_called, checked_buckets, padding_of
 from penstock._memory.guests import ranks_of_libraries
 from penstock._system.limits import usable_cpus
+from penstock._system.platform import SYSTEM
 from penstock._system.warnings import warn_caller
 from penstock.backends import _base as backends
 from penstock.plan._blocks import WINDOW
@@ -336,7 +338,9 @@ class Options:
         else:
             given["shuffle"] = bool(given["shuffle"])
         given["persistent_workers"] = workers > 0 and given["persistent_workers"] is not False
-        given["backend"] = (given["backend"] or backends.DEFAULT) if workers else backends.INLINE
+        if workers and given["backend"] is None and _backend(given) != backends.PROCESS:
+            _warn_of_threads()
+        given["backend"] = _backend(given) if workers else backends.INLINE
         options = cls(**given)
         backends.registered(options.backend).check(options.context, workers)
         if given["pin_memory"]:
@@ -420,9 +424,25 @@ def _check_seed(given: dict[str, Any]) -> None:
         )
 
 
+def _backend(given: dict[str, Any]) -> str:
+    """Returns the backend of a loader with workers: the named one, or the default. A start method means processes."""
+    method = given["for_backends"].get(backends.registered(backends.PROCESS).argument)
+    return given["backend"] or (backends.DEFAULT if method is None else backends.PROCESS)
+
+
+@cache
+def _warn_of_threads() -> None:
+    warn_caller(
+        f"Workers are threads here, because worker processes need Linux, and this is {SYSTEM}. Threads help if "
+        "samples wait for I/O or release the GIL, as numpy and image decoders do, but not if they are pure Python "
+        "code. They share the generators of random and numpy.random: draw from penstock.rng() instead. Pass "
+        'backend="thread" to confirm this, or num_workers=0.'
+    )
+
+
 def _check_workers(given: dict[str, Any]) -> None:
     """Raises ValueError if a setting makes no sense without workers, or with the chosen backend."""
-    name, of_backends = given["backend"] or backends.DEFAULT, given["for_backends"]
+    name, of_backends = _backend(given), given["for_backends"]
     backend = backends.registered(name)
     if given["num_workers"] == 0:
         if backend.needs_workers:

@@ -66,10 +66,13 @@ _FRAME = struct.Struct(">BHHB")  # bits, height, width, channels
 
 
 class Jpeg:
-    """A JPEG with 1 or 3 channels, decoded by libjpeg-turbo. `height` and `width` are those of the upright image."""
+    """A JPEG with 1 or 3 channels, decoded by libjpeg-turbo.
+
+    `height` and `width` are those of the upright image, `stored` is the size before it is turned upright.
+    """
 
     def __init__(self, data: bytes, color: Color, name: object, limit: int | None) -> None:
-        self._data, self._color, self._name, self._limit = data, color, name, limit
+        self.data, self._color, self._name, self._limit = data, color, name, limit
         self._orientation, self._frame = survey(data)
         precision, height, width, channels = _FRAME.unpack_from(data, self._frame)
         if precision != 8 or channels not in (1, 3) or not height or not width:
@@ -80,7 +83,7 @@ class Jpeg:
         if limit is not None and height * width * channels > limit:
             refuse_large(name, height * width * channels, limit)
         _check_density(data, height * width, name)
-        self._size = height, width
+        self.stored = height, width
         self.height, self.width = (width, height) if self._orientation > 4 else (height, width)
 
     def pixels(self, rows: int, shrink: int, scratch: GetScratch) -> tuple[Pixels, int]:
@@ -89,30 +92,35 @@ class Jpeg:
         `rows` refers to the full-size image. `shrink` is the largest allowed factor: 1, 2, 4 or 8. The last row and
         the last column may contain padding. `scratch(n)` returns a temporary buffer of n bytes.
         """
-        data: bytes | bytearray = self._data
-        height, width = self._size
+        height, width = self.stored
+        while self._orientation > 1 and (height % shrink or width % shrink):
+            shrink //= 2  # turning the image could move the padding to the front
+        try:
+            decoded = self.decode(height if self._orientation > 1 else rows, shrink, self._color, scratch)
+        except ValueError:
+            return _by_pillow(self.data, self._color, self._name, self._limit), 1
+        upright = turned(decoded, self._orientation)
+        return upright[:, :, 0] if self._color == "gray" else upright, shrink
+
+    def decode(self, rows: int, shrink: int, color: Color, scratch: GetScratch) -> Pixels:
+        """Like `pixels`, but with three axes and as stored, not upright. Raises ValueError if the file is damaged."""
+        data: bytes | bytearray = self.data
+        height, width = self.stored
         # Without the end marker the file was cut off. With it, damage is tolerated, as in Pillow and OpenCV.
         complete = data[-2:] == b"\xff\xd9"
         # The colours of a row depend on the next row of colours, which may be stored at half the height.
         enough = -(-(rows + 2 * shrink) // 16) * 16
-        if complete and self._orientation == 1 and enough < height:
+        if complete and enough < height:
             # With a smaller height in the header the decoder skips the rows below it.
             data, height = bytearray(data), enough
             data[self._frame + 1 : self._frame + 3] = height.to_bytes(2, "big")
-        while self._orientation > 1 and (height % shrink or width % shrink):
-            shrink //= 2  # turning the image could move the padding to the front
-        channels = 1 if self._color == "gray" else 3
         # Decoding at 1/2, 1/4 or 1/8 takes less time than at full size; other factors take more.
         tall, wide = -(-height // shrink), -(-width // shrink)
-        buffer = scratch(tall * wide * channels)
-        try:
-            decoded: Pixels = simplejpeg.decode_jpeg(
-                data, self._color, min_height=tall, min_width=wide, buffer=buffer, strict=not complete
-            )
-        except ValueError:
-            return _by_pillow(self._data, self._color, self._name, self._limit), 1
-        upright = turned(decoded, self._orientation)
-        return upright[:, :, 0] if channels == 1 else upright, shrink
+        buffer = scratch(tall * wide * (1 if color == "gray" else 3))
+        decoded: Pixels = simplejpeg.decode_jpeg(
+            data, color, min_height=tall, min_width=wide, buffer=buffer, strict=not complete
+        )
+        return decoded
 
 
 def _check_density(data: bytes, pixels: int, name: object) -> None:
@@ -164,7 +172,7 @@ def _orientation_of_tiff(tiff: bytes) -> int:
 
 def _by_pillow(data: bytes, color: Color, name: object, limit: int | None = None) -> Pixels:
     try:
-        with Image.open(io.BytesIO(data), formats=_formats()) as image:  # this reads the header only
+        with Image.open(io.BytesIO(data), formats=formats()) as image:  # this reads the header only
             nbytes = image.width * image.height * len(image.getbands()) * (4 if image.mode in ("I", "F") else 1)
             if limit is not None and nbytes > limit:
                 refuse_large(name, nbytes, limit)
@@ -181,7 +189,7 @@ def _by_pillow(data: bytes, color: Color, name: object, limit: int | None = None
 
 
 @cache
-def _formats() -> tuple[str, ...]:
+def formats() -> tuple[str, ...]:
     """Returns the formats that Pillow may open. PostScript is excluded: Ghostscript would execute the file."""
     Image.init()
     wanted = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000", "AVIF", "TGA")

@@ -17,6 +17,7 @@ from penstock._at_work import is_worker_process
 from penstock._printable import printable
 from penstock._system.exit import ends_at_exit
 from penstock._system.interrupts import finalizer, interrupts_deferred
+from penstock._system.platform import register_at_fork
 
 T = TypeVar("T")
 
@@ -272,7 +273,7 @@ def _after_fork_in_child() -> None:
     _screen = Screen()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _where() -> type[Display] | None:

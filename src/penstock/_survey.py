@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,9 @@ from numpy.typing import NDArray
 
 from penstock._at_work import is_worker_process
 from penstock._files.index import computed, keep_computed, with_progress_bar
+from penstock._system.limits import usable_cpus
 from penstock._wire.pickling import dumps
+from penstock.backends._base import DEFAULT
 from penstock.loader import DataLoader
 from penstock.source._nested import fingerprint_of, leaves_of, pass_of
 from penstock.source._stages import MappedDataset, SameKeys
@@ -52,7 +53,7 @@ def survey(measured: MappedDataset[Any], dtype: Any, what: str) -> NDArray[Any]:
 
 def _read(measured: MappedDataset[Any], n: int, what: str) -> Iterator[NDArray[Any]]:
     read, begun = 0, time.monotonic()
-    cpus = 1 if is_worker_process() else len(os.sched_getaffinity(0))
+    cpus = 1 if is_worker_process() else usable_cpus()
     # With a seed, the random numbers of a sample depend only on its key, not on who reads it.
     data = _Unordered(measured)
     with DataLoader(data, sampler=range(n), batch_size=_AT_ONCE, seed=0, shard=(0, 1)) as loader:
@@ -64,7 +65,7 @@ def _read(measured: MappedDataset[Any], n: int, what: str) -> Iterator[NDArray[A
     rate = read / (time.monotonic() - begun)
     size = min(_MOST_AT_ONCE, max(_AT_ONCE, int(rate / 10)))
     rest: DataLoader[Any] = DataLoader(
-        data, sampler=range(read, n), batch_size=size, num_workers=cpus, seed=0, shard=(0, 1)
+        data, sampler=range(read, n), batch_size=size, num_workers=cpus, backend=DEFAULT, seed=0, shard=(0, 1)
     )
     with rest:
         yield from with_progress_bar(rest, len(rest), what)

@@ -17,6 +17,8 @@ from penstock._printable import printable
 
 __all__ = ["main"]
 
+_SIGPIPE = 13  # the module signal has no such name on Windows
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
@@ -30,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not _nobody_reads():
             raise
-        return 128 + signal.SIGPIPE
+        return 128 + _SIGPIPE
 
 
 def _parse_and_run(arguments: Sequence[str] | None) -> int:
@@ -66,11 +68,12 @@ def _parse_and_run(arguments: Sequence[str] | None) -> int:
 
 
 def _nobody_reads() -> bool:
-    """True if the reader of our output has exited, as `head` does. Discards the rest of the output."""
-    output = sys.stdout.fileno()
-    poll = select.poll()
-    poll.register(output, 0)
-    gone = any(event & select.POLLERR for _, event in poll.poll(0))
+    """True if the reader of our output has exited, as `head` does. The rest of the output is then discarded."""
+    output, gone = sys.stdout.fileno(), True
+    if hasattr(select, "poll"):  # Windows has none
+        poll = select.poll()
+        poll.register(output, 0)
+        gone = any(event & select.POLLERR for _, event in poll.poll(0))
     if gone:  # Python would fail to flush its buffer at exit
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, output)

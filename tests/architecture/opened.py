@@ -65,7 +65,9 @@ def _imported(tree: ast.AST) -> dict[str, str]:
                 )
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
-                found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                # A module of the standard library that not every system has comes from ours.
+                module = f"{node.module}.".removeprefix("penstock._system.platform.")
+                found[alias.asname or alias.name] = f"{module}{alias.name}"
     return found
 
 

@@ -101,6 +101,7 @@ def publish_and_add(cache: Cache) -> None:
     publisher.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("work", "pieces"), [(add_one, 5), (add_one, 2), (publish_and_add, 5)])
 def test_killed_at_any_line_the_cache_is_right_and_nobody_waits(
     tmp_path: Path, work: Callable[[Cache], object], pieces: int
@@ -186,6 +187,7 @@ def test_two_programs_share_what_their_scouts_fetch(tmp_path: Path, pieces: int)
     assert not list(tmp_path.rglob("*.penstock-agenda*"))
 
 
+@pytest.mark.deep
 def test_interrupted_at_any_point_a_cache_leaves_no_lock_and_no_descriptor(tmp_path: Path) -> None:
     at, every = 0, random.Random(5)
     while True:
@@ -203,6 +205,7 @@ def test_interrupted_at_any_point_a_cache_leaves_no_lock_and_no_descriptor(tmp_p
     assert at > 400
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("end", ["closed", "dropped"])
 def test_interrupted_at_any_point_a_loader_leaves_no_scout(tmp_path: Path, end: str) -> None:
     """Without the garbage collector: no cycle of references keeps the loader."""

@@ -273,6 +273,7 @@ def cases() -> Iterator[tuple[str, str]]:
             yield name, what
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("name", "what"), list(cases()))
 def test_ctrl_c_at_any_instruction(name: str, what: str) -> None:
     quick = 200 if not SETTINGS[name].get("num_workers") or name == "threads" else 600

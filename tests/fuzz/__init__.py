@@ -9,5 +9,5 @@ A target is a module of `targets` with
     JSON = True                optional: seeds are mutated as JSON, too
 
 Anything else is a finding: another exception, a hang, much memory, a crash. Findings are saved in `found/TARGET`, and
-every `make test` runs them again, with some hundred fresh mutations of each target.
+`make test` runs them again, and `make deep` also some hundred fresh mutations of each target.
 """

@@ -44,6 +44,7 @@ def test_the_block_of_a_sound_inventory_is_found() -> None:
     assert module.decoded(b"no inventory") == 0
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(120, method="thread")
 @pytest.mark.parametrize("name", attacking.names())
 def test_mutations_are_refused_or_read(name: str) -> None:

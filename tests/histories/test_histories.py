@@ -12,6 +12,7 @@ import pytest
 SECONDS = float(os.environ.get("PENSTOCK_SOAK", "0"))
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(300 + 3 * SECONDS)
 @pytest.mark.parametrize("face", ["core", pytest.param("torch", marks=pytest.mark.imports_torch)])
 def test_random_histories_find_nothing(face: str) -> None:

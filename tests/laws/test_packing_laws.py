@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, pairwise
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -445,3 +447,81 @@ def test_the_random_numbers_of_a_document_are_those_that_it_has_without_packing(
             at += end - begin
     for key, tokens in expected.items():
         assert [token for _, part in sorted(found.get(key, [])) for token in part] == tokens
+
+
+# Documents that are opened in bulk.
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> list[Any]:
+    """Documents that are alike but for a few, with fields of one element per token, of others, and without arrays."""
+    lengths = draw(st.lists(st.integers(1, 9), min_size=1, max_size=12))
+    dtype, named = draw(st.sampled_from(["uint16", "int32", "int64"])), draw(st.booleans())
+    others: dict[str, Any] = {
+        "mask": lambda n: np.arange(n) % 2 == 0,
+        "logits": lambda n: np.full((n, 2), n, np.float32),
+        "image": lambda n: np.zeros((3, 2)),
+        "id": lambda n: np.int64(n),
+        "one": lambda n: np.array([n]),
+        "text": lambda n: "x" * n,
+        "list": lambda n: [n] * n,
+        "segments": lambda n: np.zeros(2),
+    }
+    fields = draw(st.lists(st.sampled_from(sorted(others)), unique=True, max_size=3))
+    strange = draw(st.sets(st.integers(0, 11), max_size=1))
+    found: list[Any] = []
+    for key, n in enumerate(lengths):
+        ids: Any = np.arange(n).astype("int8" if key in strange and draw(st.booleans()) else dtype)
+        sample = {"input_ids": ids, **{name: others[name](n) for name in fields}}
+        if key in strange:
+            sample = draw(
+                st.sampled_from([sample, dict(reversed(sample.items())), {"input_ids": ids}, {**sample, "more": ids}])
+            )
+        found.append(sample if named else ids)
+    return found
+
+
+def lengths_of(found: list[Any]) -> list[int]:
+    return [len(each["input_ids"] if isinstance(each, dict) else each) for each in found]
+
+
+def outcome(make: Any) -> Any:
+    try:
+        batch = make()
+    except Exception as error:
+        return type(error), str(error)
+    return [(name, values.dtype, values.shape, values.tobytes()) for name, values in batch.items()]
+
+
+@law
+@given(found=documents(), length=st.integers(1, 12), eos=st.sampled_from([None, 7]), wrong=st.booleans())
+def test_documents_that_are_opened_in_bulk_give_the_rows_of_those_opened_one_by_one(
+    found: list[Any], length: int, eos: int | None, wrong: bool
+) -> None:
+    sizes = lengths_of(found)
+    sizes[-1] += wrong
+    rows = penstock.pack(found, length, sizes, eos=eos)
+    keys = list(range(len(rows)))
+    in_bulk = outcome(lambda: rows.__gather__(keys, np.empty))
+    with mock.patch.object(type(rows._rows), "alike", return_value=None):
+        assert in_bulk == outcome(lambda: rows.__gather__(keys, np.empty))
+
+
+@law
+@given(found=documents(), length=st.integers(1, 12))
+def test_rows_of_a_table_are_those_of_its_samples(found: list[Any], length: int) -> None:
+    tables = [{"input_ids": each} if not isinstance(each, dict) else each for each in found]
+    if len({tuple((name, np.asarray(value).dtype) for name, value in each.items()) for each in tables}) > 1:
+        return  # a table has one type for each column
+    plain = [{name: np.asarray(value).tolist() for name, value in each.items()} for each in tables]
+    columns = {name: pa.array([each[name] for each in plain]) for name in plain[0]}
+    arrow_table = pa.table(columns)
+    arrow = penstock.formats.Arrow(arrow_table)
+    mixture = penstock.mix({"a": arrow, "b": penstock.formats.Arrow(arrow_table)}, {"a": 2, "b": 1}, stop="all")
+    for data_of in (arrow, mixture, arrow.with_lengths(lengths_of(tables))):
+        rows = penstock.pack(data_of, length, data_of.__lengths__() if data_of is mixture else lengths_of(tables))
+        keys = list(range(len(rows)))
+        outcome(lambda: rows.__gather__(keys, np.empty))  # noqa: B023 - the blocks are in memory now
+        views = outcome(lambda: rows.__gather__(keys, np.empty))  # noqa: B023
+        with mock.patch.object(type(arrow), "__views__", None):
+            assert views == outcome(lambda: rows.__gather__(keys, np.empty))  # noqa: B023

@@ -240,7 +240,19 @@ for _name, _larger in {
     WIDE[f"{_name}, larger"] = replace(WORLDS[_name], **_larger)
 
 
-@pytest.mark.parametrize("name", WORLDS)
+# Worlds that take more than three seconds, and resemble others that `make test` explores.
+LARGE = {
+    *("stream", "stream, crash, no retries", "stream, crash, cancel", "as they come", "as they come, cancel"),
+    *("a sampler that raises, and a crew that dies at birth", "one crash, two held", "cancel and open again"),
+    *("cancel and crash", "bundles, no retries", "bundles, cancel", "a run prefetched behind another"),
+    *("a run prefetched, ends found", "a worker that is not started", "one reader that tells once"),
+    *("one reader that never tells", "fewer workers, change"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.deep if name in LARGE else ()) for name in WORLDS]
+)
 def test_every_law_holds_in_every_state_of(name: str) -> None:
     walk = explore(WORLDS[name])
     assert walk.ends > 0

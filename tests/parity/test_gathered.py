@@ -109,6 +109,7 @@ def agrees(dataset: Any, **options: Any) -> list[Any]:
     return found
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", COLUMNS)
 @pytest.mark.parametrize("form", ["rows", "tuples", "dicts"])
 def test_a_column_of_every_dtype(name: str, form: str) -> None:

@@ -37,6 +37,7 @@ class TorchSubject(Subject):
         return super().generators(), ours
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("what", ["start", "next", "end", "start again", "drop", "state_dict", "load_state_dict"])
 def test_ctrl_c_at_any_instruction(name: str, what: str) -> None:

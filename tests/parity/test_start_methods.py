@@ -24,6 +24,7 @@ def python_keeps_its_processes() -> Iterator[None]:
     resource_tracker._resource_tracker._stop()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.wide), "forkserver"])
 def test_a_dataset_and_its_method_travel_together(method: str) -> None:
     def program(loader_class: Any, tape: Tape) -> None:
@@ -44,6 +45,7 @@ def test_a_dataset_and_its_method_travel_together(method: str) -> None:
     both(program)
 
 
+@pytest.mark.deep
 def test_a_context_works_as_its_name_does() -> None:
     def program(loader_class: Any, tape: Tape) -> None:
         context = torch.multiprocessing.get_context("forkserver")

@@ -12,7 +12,7 @@ _MORE = [
         "a forked child takes its parent's workers for its own",
         "endings",
         "_engine/turn.py",
-        "os.register_at_fork(after_in_child=_be_another_process)\n",
+        "register_at_fork(after_in_child=_be_another_process)\n",
         "",
         (
             "faults/test_endings.py::test_a_forked_child_leaves_the_parents_workers_alone",

@@ -140,7 +140,7 @@ def _begin_in_copy(tree: Path) -> None:
 
 def _surroundings() -> dict[str, object]:
     path = os.pathsep.join([str(_tree / "src"), str(_tree)])
-    return {"cwd": _tree, "env": {**os.environ, "PYTHONPATH": path, "PENSTOCK_EXAMPLES": "100"}}
+    return {"cwd": _tree, "env": {**os.environ, "PYTHONPATH": path, "PENSTOCK_DEEP": "1", "PENSTOCK_EXAMPLES": "100"}}
 
 
 def _run_sound(bugs: list[Bug], tests: list[str] | None) -> str | None:

@@ -132,11 +132,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # fsspec's ftp cannot be deleted if its server was not reached.
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*FTPFileSystem:pytest.PytestUnraisableExceptionWarning")
 @settings(max_examples=400, deadline=None)
 @given(url=anything.filter(lambda url: not is_path(url)), way=st.sampled_from(sorted(WAYS)))
 @example(url=f"ftp://u:p/q@{SECRET}/r@[::1]:1", way="CaffeLMDB")
 @example(url=f"ftp:///u:p/q@{SECRET}/r@[::1]:1", way="CaffeLMDB")
+@example(url=f"hf://u:p/q@{SECRET}/r@[::1]:1", way="CaffeLMDB")
 @example(url=f"https:/u:{SECRET}@h", way="JsonLines")
 @example(url=f"http://u:{SECRET}/x@h", way="JsonLines")
 @example(url=f"file://u:{SECRET}@h", way="Tar")

@@ -217,7 +217,7 @@ def test_slow_samples_that_pil_opens_name_penstock_image(name: str) -> None:
     assert "penstock.image" not in figures.verdict
     by_pil = tuple(replace(one, pil=True) for one in figures.epoch.workers)
     epoch = replace(figures.epoch, workers=by_pil)
-    assert "If they are JPEGs, penstock.image decodes them" in replace(figures, epoch=epoch, life=epoch).verdict
+    assert "ImageFolder(..., loader=penstock.image.loader())." in replace(figures, epoch=epoch, life=epoch).verdict
 
 
 def test_a_long_epoch_is_judged_by_itself() -> None:

@@ -123,6 +123,7 @@ def test_a_backend_that_breaks_a_law_is_found_and_the_law_is_named(bug: str) -> 
     assert law.replace("_", " ").split()[0] in str(caught.value) and "breaks the law that" in str(caught.value)
 
 
+@pytest.mark.deep
 def test_a_backend_without_bugs_breaks_none_of_these() -> None:
     with broken({}) as name:
         for _, law in BROKEN.values():

@@ -260,6 +260,7 @@ class TestWeights:
 
 
 # Primes, which have no divisors to hide behind, and the numbers beside them.
+@pytest.mark.deep
 @pytest.mark.parametrize("n", [2, 3, 5, 6, 7, 11, 12, 13])
 class TestSmallShuffles:
     def test_every_two_positions_have_any_two_keys(self, n: int) -> None:

@@ -63,6 +63,7 @@ def test_every_value_is_equally_likely_at_every_position(n: int) -> None:
 
 
 # Table: two primes. Rounds: a prime, a power of two and one more, a square, one with cells that walk.
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("n", "keys"),
     [(101, 4000), (1031, 1000), (8209, 120), (16384, 120), (16385, 120), (10000, 120), (9001, 120)],

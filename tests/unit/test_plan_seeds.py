@@ -41,6 +41,7 @@ def test_small_neighbouring_parts_do_not_collide() -> None:
     assert len(mixed) == 20 * 20 * 100
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("count", "changed"), [(1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
 def test_one_flipped_bit_flips_half_of_the_result(count: int, changed: int) -> None:
     rng = random.Random(1)

@@ -6,7 +6,6 @@ Every wait for a lock has a time limit, because the holder may be suspended (SIG
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import struct
@@ -18,6 +17,7 @@ from typing import NamedTuple
 
 from penstock._system import descriptors, trust
 from penstock._system.interrupts import acquire, interrupts_deferred
+from penstock._system.platform import fcntl
 
 # `struct flock` of 64-bit Linux: type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
@@ -165,4 +165,4 @@ def is_locked(fd: int, byte: int = 0) -> bool:
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
     answer: bytes = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked)
     kind: int = _FLOCK.unpack(answer)[0]
-    return kind != fcntl.F_UNLCK
+    return bool(kind != fcntl.F_UNLCK)

@@ -24,9 +24,7 @@ claim n. A loader holds the lock of its claim for as long as it reads, so a clai
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import resource
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +42,7 @@ from penstock._measure.page import memfds
 from penstock._memory.mapping import mapped
 from penstock._system import descriptors, trust
 from penstock._system.interrupts import acquire, finalizer, interrupts_deferred, with_loan
+from penstock._system.platform import HAS_PROCESSES, SEAL_SHRINK, resource
 from penstock._system.warnings import warn_caller
 
 MakeBlock = Callable[[], Sequence[Any]]
@@ -57,7 +56,7 @@ _CLAIM = struct.Struct("<qq")
 _CLAIMS = _HEAD.size + _ROWS * ROW.itemsize  # the offset of the first claim
 _CLAIM_SIZE = _CLAIM.size + MOST_NEEDS * 8
 _CLAIM_LOCKS = 1 << 61
-_NEVER_SMALLER = fcntl.F_SEAL_SHRINK
+_NEVER_SMALLER = SEAL_SHRINK
 _AGAIN = 1.0  # seconds after which a process that found no inventory looks again
 _UNFINISHED = 0.2  # seconds to wait for the head of an inventory that was opened just now
 
@@ -203,7 +202,7 @@ class Shared:
     def _find_inventory(self) -> int | None:
         if self._process != os.getpid():  # a forked child, in which the descriptors are closed
             self._renew()
-        if self._inventory is None and time.monotonic() >= self._look_again:
+        if HAS_PROCESSES and self._inventory is None and time.monotonic() >= self._look_again:
             self._inventory = _first_inventory(self._name)
             self._look_again = time.monotonic() + _AGAIN
         return self._inventory
@@ -276,7 +275,7 @@ class Shared:
 
 def _most_own() -> int:
     """Returns how many blocks a process may share: half of the limit on open descriptors (often 1,024)."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+    return int(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 2
 
 
 def _mapped(inventory: int, block: int) -> memoryview | None:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from threading import get_ident
 
 from penstock._system.interrupts import LOOK_AGAIN, InterruptSafeCondition, interrupts_after
+from penstock._system.platform import register_at_fork
 
 NEXT, CHANGE = "next", "change"
 
@@ -35,7 +36,7 @@ def _be_another_process() -> None:
     _this_process = object()
 
 
-os.register_at_fork(after_in_child=_be_another_process)
+register_at_fork(after_in_child=_be_another_process)
 
 
 class Turn:

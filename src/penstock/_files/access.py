@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -14,6 +14,7 @@ from penstock._cache.cache import Cache
 from penstock._files.pieces import FetchPiece, Piece, Pieces, PiecesInMemory
 from penstock._remote.store import Storage
 from penstock._remote.urls import is_url, redacted
+from penstock._system.platform import HAS_LOCKS, SYSTEM
 from penstock._system.trust import Untrusted
 from penstock._system.warnings import warn_caller
 
@@ -82,6 +83,9 @@ class Access(NamedTuple):
     def pieces(self) -> Pieces:
         if self.cache is False:
             return PiecesInMemory()
+        if not HAS_LOCKS:
+            _warn_of_no_cache()
+            return PiecesInMemory()
         given = None if isinstance(self.cache, bool) else self.cache
         try:
             folder = cache_folder() / "pieces" if given is None else Path(given)
@@ -99,6 +103,14 @@ class Access(NamedTuple):
                 raise
             warn_caller(f"{error} Until then, remote files are kept in memory: every process downloads its own.")
             return PiecesInMemory()
+
+
+@cache
+def _warn_of_no_cache() -> None:
+    warn_caller(
+        f"Remote files are kept in memory and not on disk, because penstock's cache needs locks that only Linux has, "
+        f"and this is {SYSTEM}. So each program downloads them again. Pass cache=False to confirm this."
+    )
 
 
 class PiecesOnDisk:

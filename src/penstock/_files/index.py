@@ -21,7 +21,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -36,6 +36,8 @@ from penstock._progress import progress
 from penstock._remote.parallel import in_parallel
 from penstock._remote.store import IN_FLIGHT
 from penstock._system import trust
+from penstock._system.limits import usable_cpus
+from penstock._system.platform import HAS_OWNERS, HAS_PROCESSES, SYSTEM
 from penstock._system.warnings import warn_caller
 from penstock.loader import DataLoader
 from penstock.source._dataset import Dataset
@@ -131,13 +133,13 @@ def cached_each(
 
 
 def _made_each(files: Sequence[AnyFile], kind: str, make: MakeIndex) -> Iterator[Index]:
+    # In processes, not threads, because half of the work is Python code that holds the GIL.
     alone = sum(file.size for file in files) < _ALONE or len(files) == 1 or is_worker_process()
-    workers = 0 if alone else min(len(files), len(os.sched_getaffinity(0)))
+    workers = 0 if alone or not HAS_PROCESSES else min(len(files), usable_cpus())
     what = "reading remote files" if any(isinstance(file, RemoteFile) for file in files) else _WHAT
     if workers < 2:
         yield from for_each(lambda file: _made(file, kind, make), files)
         return
-    # In processes, not threads, because half of the work is Python code that holds the GIL.
     loader: DataLoader[Any] = DataLoader(_Making(files, kind, make), batch_size=None, num_workers=workers)
     with loader:
         for file, arrays in zip(files, with_progress_bar(loader, len(files), what), strict=True):
@@ -175,7 +177,19 @@ def for_each(call: Callable[[AnyFile], T], files: Sequence[AnyFile], threads: in
 
 
 def _made(file: AnyFile, kind: str, make: MakeIndex) -> Index:
-    return _kept(file, kind, make, make(FromTheStart(file) if isinstance(file, RemoteFile) else file))
+    begun = time.monotonic()
+    arrays = make(FromTheStart(file) if isinstance(file, RemoteFile) else file)
+    if not HAS_OWNERS and time.monotonic() - begun > _QUIET:
+        _warn_of_no_indexes()
+    return _kept(file, kind, make, arrays)
+
+
+@cache
+def _warn_of_no_indexes() -> None:
+    warn_caller(
+        f"The index of a large file is made again by each program that opens the file: {SYSTEM} does not say who may "
+        "write a file, so penstock trusts no index that it finds on the disk, and keeps none."
+    )
 
 
 def _kept(file: AnyFile, kind: str, make: MakeIndex, made: Arrays) -> Index:
@@ -206,6 +220,8 @@ def _loaded(file: AnyFile, kind: str, make: MakeIndex) -> Index | None:
 
 def _places(file: AnyFile, kind: str) -> Iterator[_IndexBeside | _InCache]:
     """Yields the paths where an index may be stored: beside a local file, and in the cache folder."""
+    if not HAS_OWNERS:
+        return
     path = Path(file.path)
     if isinstance(file, File):
         yield _IndexBeside(path.with_name(f".{path.name}.penstock-{kind}"), file.path)

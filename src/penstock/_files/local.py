@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from penstock._files.damage import raise_unless_damage
 from penstock._files.identity import Identity
+from penstock._system.platform import CLOSED_IN_PROGRAMS, NO_WAIT, advise_to_read, pread
 from penstock._system.shortage import is_shortage
 from penstock.errors import FormatError, RemoteError
 
@@ -128,9 +129,9 @@ class File(AnyFile):
             self.beyond(start, length)
         descriptor = self.descriptor()  # this reference keeps it open even if another thread closes the file
         try:
-            found = os.pread(descriptor.number, length, start)
+            found = pread(descriptor.number, length, start)
             while 0 < len(found) < length:
-                more = os.pread(descriptor.number, min(length - len(found), _LONGEST), start + len(found))
+                more = pread(descriptor.number, min(length - len(found), _LONGEST), start + len(found))
                 if not more:
                     break
                 found += more
@@ -148,7 +149,7 @@ class File(AnyFile):
         descriptor = self.descriptor()
         if len(starts) > 1:  # a disk is faster if it gets many requests at once
             for start, length in zip(starts, lengths, strict=True):
-                os.posix_fadvise(descriptor.number, start, length, os.POSIX_FADV_WILLNEED)
+                advise_to_read(descriptor.number, start, length)
         return map(self.read, starts, lengths)
 
     def map(self) -> NDArray[np.uint8]:
@@ -226,7 +227,7 @@ class Descriptor:
 
     def __init__(self, path: str) -> None:
         # O_NONBLOCK is for a pipe that has replaced the file. It is then refused, because its size and time differ.
-        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self.number = os.open(path, os.O_RDONLY | CLOSED_IN_PROGRAMS | NO_WAIT)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # globals may be gone at exit
         number: int | None = getattr(self, "number", None)

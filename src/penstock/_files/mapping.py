@@ -6,6 +6,7 @@ Python's `mmap` keeps a duplicate of the descriptor for as long as the map exist
 
 from __future__ import annotations
 
+import errno
 import mmap
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._files.local import File
-from penstock._memory.mapping import copy_map, map_memory
+from penstock._memory.mapping import CAN_PLACE, copy_map, map_memory
+from penstock._system.platform import SYSTEM
 
-_NOTHING = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_NOTHING = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if CAN_PLACE else 0
 _FIXED = 0x10  # MAP_FIXED, which the module mmap does not have
 
 
@@ -33,7 +35,9 @@ def mapped(files: Sequence[File]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def reserved(nbytes: int) -> NDArray[np.uint8]:
-    """Reserves a range of addresses as a read-only array of zeros. Freeing the array unmaps the files in it."""
+    """Reserves a range of addresses as a read-only array of zeros. Freeing the array unmaps files in the range."""
+    if not CAN_PLACE:
+        raise OSError(errno.ENOTSUP, f"{SYSTEM} maps no files into a range of addresses")
     room = mmap.mmap(-1, nbytes, flags=_NOTHING, prot=mmap.PROT_READ)
     return np.frombuffer(room, np.uint8)  # keeps the map alive
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._memory.forms import MemoTable, is_namedtuple
-from penstock._memory.guests import HANDLERS
+from penstock._memory.guests import HANDLERS, LateLeaves
 from penstock._memory.tree import Spec, flatten, unflatten
 from penstock.batch import Batch
 from penstock.errors import CastError
@@ -314,6 +314,8 @@ class FieldMemory:
 
     def finish(self, tree: object, rows: int) -> Any:
         """Converts the arrays of a batch that were not converted yet, and returns the batch. `rows` is its size."""
+        if type(tree) is LateLeaves:
+            return tree._replace(batch=self.finish(tree.batch, rows))
         leaves, spec = flatten(tree)
         made = []
         for leaf, field in zip(leaves, self.field.of(spec), strict=True):

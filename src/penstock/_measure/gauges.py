@@ -33,7 +33,7 @@ class Counts(NamedTuple):
     """The counters of one worker. Times and durations are in nanoseconds of `time.perf_counter_ns`."""
 
     pid: int = 0
-    pil: int = 0  # 1 if PIL has opened images in the worker's process
+    pil: int = 0  # 1 if PIL has opened images in the worker's process, and penstock.image none
     outage: int = 0  # when the worker began to wait for a store that does not answer, or 0
     born: int = 0  # when the worker was started
     ready: int = 0  # when the worker could take its first task
@@ -413,7 +413,8 @@ class Gauge:
         self._noted, self._busy_then, self._waited = now, self._busy, waited
         if last or now > self._delay_due:
             self._delay_due = now + _DELAY_EVERY
-            self._words[_PIL] = "PIL.JpegImagePlugin" in sys.modules  # PIL imports it to open its first image
+            # PIL imports the plugin to open its first image. penstock.image uses PIL too, but not for JPEGs.
+            self._words[_PIL] = "PIL.JpegImagePlugin" in sys.modules and "penstock._pixels" not in sys.modules
             delay = delay_ns()
             # Nothing is added if the kernel does not count, or if the file cannot be opened.
             self._delayed += max(0, delay - self._delay)

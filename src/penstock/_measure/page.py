@@ -30,6 +30,7 @@ from zlib import crc32
 from penstock._system import trust
 from penstock._system.descriptors import no_fork
 from penstock._system.interrupts import CallAtEnd, call_at_end, interrupts_deferred
+from penstock._system.platform import HAS_PROCESSES, register_at_fork
 
 NAME = "penstock-loader"
 MOST_PAGES = 64
@@ -77,7 +78,7 @@ def withdraw(by: object) -> None:
 def _opened(by: object) -> _OpenPage | None:
     # No fork can happen in this block, so a forked child finds the complete page in `_pages`, or none.
     with interrupts_deferred(), no_fork():
-        if len(_pages) >= MOST_PAGES:
+        if len(_pages) >= MOST_PAGES or not HAS_PROCESSES:
             return None
         try:
             fd = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -95,7 +96,7 @@ def _opened(by: object) -> _OpenPage | None:
         return page
 
 
-os.register_at_fork(after_in_child=_pages.clear)
+register_at_fork(after_in_child=_pages.clear)
 
 
 class FoundPage(NamedTuple):

@@ -11,13 +11,13 @@ child's process id, because fork hooks are not told the id, and it says nothing 
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 from functools import partial
 
 from penstock._memory.mapping import map_memory, unmap
 from penstock._system.interrupts import LiveObjects, free_at_end
+from penstock._system.platform import fcntl
 
 MOST = 64
 """The most witnesses, as each needs a descriptor. Slabs on loan during any further fork are never used again."""

@@ -62,6 +62,17 @@ imports what they need.
 Spot = tuple[MakeLeaf, tuple[int, ...], Any, int]
 """The location of a leaf in its slab: a MakeLeaf function, and its arguments except the array of bytes."""
 
+
+class LateLeaves(NamedTuple):
+    """A batch of numpy arrays, which `make` replaces by leaves of a guest when the batch is opened in the caller.
+
+    A worker thus writes and describes numpy arrays, and does not create objects of the guest.
+    """
+
+    batch: Any
+    make: MakeLeaf
+
+
 Reduce = Callable[[Any], Any]
 """Like `__reduce_ex__(5)`. The result may contain PickleBuffers; NotImplemented means pickle's default way."""
 
@@ -150,6 +161,12 @@ def meet_imported() -> None:
     for name in GUESTS:
         if name in sys.modules:
             guest_in(name)
+
+
+def as_tensor(array: Any) -> Any:
+    """Returns a torch tensor that shares the memory of a numpy array."""
+    guest_in("torch")
+    return import_module(GUESTS["torch"]).as_tensor(array)
 
 
 def limit_threads(most: int) -> None:

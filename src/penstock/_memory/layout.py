@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._memory.forms import PLAIN
-from penstock._memory.guests import HANDLERS, Spot
-from penstock._memory.tree import LEAF, Spec, flatten_exactly, unflatten
+from penstock._memory.guests import HANDLERS, LateLeaves, MakeLeaf, Spot
+from penstock._memory.tree import LEAF, Spec, flatten, flatten_exactly, unflatten
 
 # The size of a cache line. No two arrays of a batch share one, and every dtype is aligned.
 ALIGN = 64
@@ -108,21 +108,23 @@ class Writer:
         return tuple(held)
 
     def place(self, tree: object) -> tuple[Spec, tuple[Spot | None, ...], list[object]]:
-        """Puts the arrays of a batch into the slab. Returns its structure, where each array is, and the other leaves.
+        """Puts the arrays of a tree (a nested batch, or its `LateLeaves`) into the slab.
 
         In two cases, the whole batch becomes one leaf, which is pickled later. In the first case, a leaf is neither
         an array nor an atom (a value that refers to no other object, such as a number). In the second case, an array
         occurs twice or shares memory with another array: pickle preserves this, but a layout does not.
         """
-        pickled: tuple[Spec, tuple[Spot | None, ...], list[object]] = LEAF, (None,), [tree]
+        make: MakeLeaf = np.ndarray
+        if type(tree) is LateLeaves:
+            tree, make = tree
         found = flatten_exactly(tree)
         if found is None:
-            return pickled
+            return _pickled(tree, make)
         leaves, spec = found
         if not _placeable.issuperset(map(type, leaves)) and not all(map(_can_be_placed, map(type, leaves))):
-            return pickled
+            return _pickled(tree, make)
         if len(set(map(id, leaves))) < len(leaves) and _repeats(leaves):
-            return pickled
+            return _pickled(tree, make)
         used = self.used
         spots: list[Spot | None] = []
         rest: list[object] = []
@@ -133,25 +135,33 @@ class Writer:
                     copy = self.empty(leaf.shape, leaf.dtype)
                     copy[...] = leaf
                     start = self._starts.get(id(copy), -1)
-                spots.append((np.ndarray, leaf.shape, leaf.dtype, start))
+                spots.append((make, leaf.shape, leaf.dtype, start))
                 continue
             handler = HANDLERS[type(leaf)]
             spot = handler and handler.store and handler.store(leaf, self)
             if spot is None:
                 if type(leaf) not in _ATOMS:
                     self.used = used
-                    return pickled
+                    return _pickled(tree, make)
                 rest.append(leaf)
             spots.append(spot)
         if len(self._copied) > 1 and any(a + size > b for (a, size), (b, _) in pairwise(sorted(self._copied))):
             self.used = used
-            return pickled
+            return _pickled(tree, make)
         return spec, tuple(spots), rest
 
     def _base(self) -> int:
         if not self._address:
             self._address = _address(self.root)
         return self._address
+
+
+def _pickled(tree: object, make: MakeLeaf) -> tuple[Spec, tuple[Spot | None, ...], list[object]]:
+    if make is not np.ndarray:
+        leaves, spec = flatten(tree)
+        made = [make(leaf.shape, leaf.dtype, leaf, 0) if type(leaf) is np.ndarray else leaf for leaf in leaves]
+        tree = unflatten(spec, made)
+    return LEAF, (None,), [tree]
 
 
 def _address(array: NDArray[Any]) -> int:

@@ -6,30 +6,41 @@ import ctypes
 import errno
 import mmap
 import os
-import resource
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from penstock._system.interrupts import free_at_end, interrupts_deferred
+from penstock._system.platform import resource
 
 _ADDRESS, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = _libc.mremap.restype = _ADDRESS
-_libc.mmap.argtypes = (_ADDRESS, _SIZE, _INT, _INT, _INT, ctypes.c_long)
-_libc.mremap.argtypes = (_ADDRESS, _SIZE, _SIZE, _INT, _ADDRESS)
-_libc.munmap.argtypes = (_ADDRESS, _SIZE)
-_libc.madvise.argtypes = (_ADDRESS, _SIZE, _INT)
 
-unmap, advise = _libc.munmap, _libc.madvise
+CAN_PLACE = hasattr(mmap, "MAP_PRIVATE")
+"""True if memory can be mapped at a given address. False on Windows, where penstock maps no files."""
+
+_libc: Any = ctypes.CDLL(None, use_errno=True) if CAN_PLACE else None
+
+
+def _function(name: str, returns: Any, *takes: Any) -> Any:
+    """Returns a function of the C library, or None on a system without it."""
+    found = getattr(_libc, name, None)
+    if found is not None:
+        found.restype, found.argtypes = returns, takes
+    return found
+
+
+_mmap = _function("mmap", _ADDRESS, _ADDRESS, _SIZE, _INT, _INT, _INT, ctypes.c_long)
+_mremap = _function("mremap", _ADDRESS, _ADDRESS, _SIZE, _SIZE, _INT, _ADDRESS)  # only Linux has it
+unmap = _function("munmap", _INT, _ADDRESS, _SIZE)
+advise = _function("madvise", _INT, _ADDRESS, _SIZE, _INT)
 
 _FAILED = _ADDRESS(-1).value
 _COPY = 1 | 2  # MREMAP_MAYMOVE and MREMAP_FIXED
 
 
 def map_memory(address: int | None, length: int, access: int, flags: int, fd: int, offset: int) -> int:
-    found: int = _libc.mmap(address, length, access, flags, fd, offset)
+    found: int = _mmap(address, length, access, flags, fd, offset)
     if found == _FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -38,7 +49,9 @@ def map_memory(address: int | None, length: int, access: int, flags: int, fd: in
 
 def copy_map(address: int, length: int, to: int) -> None:
     """Maps the same shared memory a second time, at the address `to`, by calling mremap(2) with an old size of 0."""
-    if _libc.mremap(address, 0, length, _COPY, to) == _FAILED:
+    if _mremap is None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+    if _mremap(address, 0, length, _COPY, to) == _FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
@@ -60,7 +73,9 @@ def grow(fd: int, size: int) -> None:
 
 
 def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = True) -> memoryview:
-    """Maps shared bytes of a file, or private memory if `fd` is None. They are unmapped with the last reference."""
+    """Returns a file's shared bytes, or private memory if `fd` is None. The last reference to them unmaps them."""
+    if not CAN_PLACE:
+        return memoryview(mmap.mmap(-1, length))
     # Not mmap.mmap, which keeps a descriptor for each mapping: a caller with many large batches would run out of
     # them. (Python 3.13 can avoid it.)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if fd is None else mmap.MAP_SHARED

@@ -34,8 +34,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._memory import forks
-from penstock._memory.mapping import advise, grow, mapped
+from penstock._memory.mapping import CAN_PLACE, advise, grow, mapped
 from penstock._system.interrupts import LiveObjects
+from penstock._system.platform import register_at_fork
 
 # Bytes of address space. An extent takes memory only when its pages are written.
 EXTENT = 64 << 20
@@ -73,7 +74,7 @@ class Arena:
     def discard(self, region: Region) -> None:
         """Gives the region's memory pages back to the system. The region stays mapped and reads as zeros."""
         buffer = self._extents.get(region.extent)
-        if buffer is not None:
+        if buffer is not None and CAN_PLACE:
             advice = mmap.MADV_DONTNEED if self.fd is None else mmap.MADV_REMOVE
             address = np.frombuffer(buffer, np.uint8).ctypes.data
             advise(address + region.start, region.capacity, advice)
@@ -276,4 +277,4 @@ def _after_fork_in_child() -> None:
         leases.forget()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

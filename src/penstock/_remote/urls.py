@@ -112,7 +112,11 @@ def check_host(url: str) -> None:
         rest = rest.lstrip("/\\")
     place = re.split(r"[/\\?#]", rest, maxsplit=1)[0]
     host = _AT.split(place)[-1]
-    if ":" in host and not _HOST.fullmatch(host) and scheme_of(url) not in _BUCKETS:
+    if scheme_of(url) in _BUCKETS:  # a colon alone may be in the name of a bucket (arn:aws:s3:...)
+        is_wrong = _COLON.search(place) and _AT.search(rest) and not place.startswith("arn:")
+    else:
+        is_wrong = ":" in host and not _HOST.fullmatch(host)
+    if is_wrong:
         raise ValueError(
             f"{redacted(url)!r} has no valid host. In a user or password, write a slash as %2F, and @ as %40."
         )

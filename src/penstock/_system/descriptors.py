@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 from penstock._system.interrupts import acquire, interrupts_deferred
+from penstock._system.platform import register_at_fork
 
 _kept_from_children: set[int] = set()
 _guard = threading.RLock()
@@ -83,4 +84,4 @@ def _after_fork_in_child() -> None:
     _guard.release()
 
 
-os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_after_fork_in_child)
+register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_after_fork_in_child)

@@ -22,7 +22,6 @@ from __future__ import annotations
 import _thread
 import importlib
 import operator
-import os
 import sys
 import threading
 import weakref
@@ -33,6 +32,8 @@ from itertools import compress, count
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
+from penstock._system.platform import UNCATCHABLE, register_at_fork
+
 # Not `signal`, which converts each number and handler to an enum, and takes ten times as long.
 _signal: Any = importlib.import_module("_signal")
 
@@ -42,7 +43,7 @@ _getsignal, _setsignal = _signal.getsignal, _signal.signal
 _interrupt_main: Any = _thread.interrupt_main
 
 # The signals that can have a handler.
-_NUMBERS = tuple(sorted(int(number) for number in _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}))
+_NUMBERS = tuple(sorted(int(number) for number in _signal.valid_signals() - UNCATCHABLE))
 
 
 def block_signals() -> set[int]:
@@ -142,7 +143,7 @@ def _after_fork_in_child() -> None:
         _deferring = None
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class CallAtEnd(weakref.ref):  # type: ignore[type-arg]  # a generic base cannot have slots added

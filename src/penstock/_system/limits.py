@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 from contextlib import suppress
 
+from penstock._system.platform import HAS_PROCESSES, resource
 from penstock._system.trust import processes
 
 
@@ -19,9 +19,8 @@ def no_more_processes(error: OSError) -> OSError:
 
 def room_for_tasks() -> str:
     """Returns a message with the number of processes and threads, the limits on them, and what to do."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     found = []
-    if limit != resource.RLIM_INFINITY:
+    if HAS_PROCESSES and (limit := resource.getrlimit(resource.RLIMIT_NPROC)[0]) != resource.RLIM_INFINITY:
         found.append(f"this user may have {limit:,} processes and threads (ulimit -u), and has {_of_this_user():,}")
     with suppress(OSError, ValueError):  # no such file, or "max"
         most, now = (_number(f"/sys/fs/cgroup/pids.{name}") for name in ("max", "current"))

@@ -8,7 +8,6 @@ is on the stack. So at exit, each thread is told to end, and may finish its curr
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from contextlib import suppress
 
 from penstock._system.interrupts import interrupts_deferred
 from penstock._system.limits import room_for_tasks
+from penstock._system.platform import HAS_PROCESSES, register_at_fork
 
 GRACE = 1.0
 """Seconds that a prefetcher's `close()` waits for its thread, which finishes in the background if it takes longer."""
@@ -97,6 +97,10 @@ def _wait(thread: threading.Thread, say_at: float) -> float:
 def _processor_time(thread: threading.Thread) -> int:
     """Returns the thread's CPU time in clock ticks, or -1 if the thread has ended."""
     # From /proc, because `pthread_getcpuclockid` must not be called for a thread that has ended.
+    if (
+        not HAS_PROCESSES
+    ):  # the time of all threads: the main thread only waits, and uses less than one tick in PATIENCE
+        return int(time.process_time() * 100) if thread.is_alive() else -1
     with suppress(OSError, ValueError, IndexError):  # the thread has ended
         with open(f"/proc/self/task/{thread.native_id}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -115,4 +119,4 @@ def _say(thread: threading.Thread) -> None:
         sys.stderr.flush()
 
 
-os.register_at_fork(after_in_child=running.clear)  # the threads exist in the parent only
+register_at_fork(after_in_child=running.clear)  # the threads exist in the parent only

@@ -14,16 +14,26 @@ programs of this user are trusted, but may be suspended at any moment, so waits 
 
 from __future__ import annotations
 
-import fcntl
-import grp
 import os
-import pwd
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, partial
 
 from penstock._system.interrupts import acquire
+from penstock._system.platform import (
+    CLOSED_IN_PROGRAMS,
+    HAS_OWNERS,
+    NO_LINK,
+    NO_WAIT,
+    SEAL_GROW,
+    SEAL_SHRINK,
+    SEAL_WRITE,
+    SYSTEM,
+    fcntl,
+    grp,
+    pwd,
+)
 
 WAIT = 5.0
 """Seconds to wait for a program that is suspended, or that should hold a resource only for a moment."""
@@ -31,13 +41,13 @@ WAIT = 5.0
 LONGEST = 60.0
 """Maximum number of seconds to wait for another program, which may be downloading data for this one."""
 
-UNCHANGING = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+UNCHANGING = SEAL_SHRINK | SEAL_GROW | SEAL_WRITE
 """Seals of a complete memfd, whose size and content must not change any more."""
 
-OF_ONE_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+OF_ONE_SIZE = SEAL_SHRINK | SEAL_GROW
 
-_AT_ONCE = os.O_CLOEXEC | os.O_NONBLOCK  # never waits, even if the file is a pipe or has a lease
-_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # follows no link
+_AT_ONCE = CLOSED_IN_PROGRAMS | NO_WAIT  # never waits, even if the file is a pipe or has a lease
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | CLOSED_IN_PROGRAMS  # follows no link
 _MOST_LINKS = 40  # the kernel's own limit
 
 
@@ -51,8 +61,11 @@ class Untrusted(PermissionError):
 def check(about: os.stat_result, group: int | None = None, owner: int | None = None, *, ignored: int = 0) -> None:
     """Raises Untrusted if an untrusted user owns this file or may write it.
 
-    This user, root, `owner` and the members of `group` are trusted.
+    This user, root, `owner` and the members of `group` are trusted. On Windows, where a file's owner and mode do not
+    say who may write the file, always raises Untrusted.
     """
+    if not HAS_OWNERS:
+        raise Untrusted(f"{SYSTEM} does not say who may write it")
     mode, of_group = about.st_mode & ~ignored, about.st_gid == group
     if about.st_uid not in (0, _user(), owner) and not of_group:
         raise Untrusted(f"it belongs to {_name(about.st_uid)}")
@@ -62,8 +75,8 @@ def check(about: os.stat_result, group: int | None = None, owner: int | None = N
 
 
 def open_ours(path: str, flags: int = os.O_RDONLY, group: int | None = None) -> int:
-    """Opens a regular file. Raises Untrusted if others than this user, root and `group` may have written it."""
-    fd = os.open(path, flags | os.O_NOFOLLOW | _AT_ONCE)
+    """Opens a regular file. Raises Untrusted if users other than this user, root and `group` may have written it."""
+    fd = os.open(path, flags | NO_LINK | _AT_ONCE)
     try:
         about = os.fstat(fd)
         if not stat.S_ISREG(about.st_mode):
@@ -144,7 +157,8 @@ def make_file(path: str, group: int | None = None, mode: int = 0o600) -> int:
             with suppress(OSError):  # this user is not in the group: the file stays private
                 os.fchown(fd, -1, group)
                 mode = 0o660
-        os.fchmod(fd, mode)
+        if HAS_OWNERS:
+            os.fchmod(fd, mode)
     except BaseException:
         os.close(fd)
         os.unlink(path)
@@ -186,12 +200,12 @@ def open_named(path: str) -> int:
     """Truncates a file at a path given by the user, and opens it for writing."""
     # In a folder that other users may write to, such as /tmp, links and other users' files may be traps, so they are
     # refused. (Linux itself refuses some of them if fs.protected_symlinks and fs.protected_regular are set.)
-    flags, is_shared = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, False
+    flags, is_shared = os.O_WRONLY | os.O_CREAT | CLOSED_IN_PROGRAMS, False
     try:
         check(os.stat(os.path.dirname(path) or "."))
     except Untrusted:
-        is_shared = True
-    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK if is_shared else flags, 0o666)
+        is_shared = HAS_OWNERS  # Windows itself lets only administrators make links
+    fd = os.open(path, flags | NO_LINK | NO_WAIT if is_shared else flags, 0o666)
     try:
         about = os.fstat(fd)
         if is_shared and about.st_uid not in (0, _user()):
@@ -199,7 +213,8 @@ def open_named(path: str) -> int:
             raise Untrusted(f"{path} belongs to {whose}, who could read or change it. Name another file.")
         if stat.S_ISREG(about.st_mode):
             os.ftruncate(fd, 0)
-        os.set_blocking(fd, True)
+        if is_shared:
+            os.set_blocking(fd, True)
     except BaseException:
         os.close(fd)
         raise
@@ -306,6 +321,6 @@ def _is_own_group(group: int) -> bool:
 
 def _name(user: int) -> str:
     try:
-        return pwd.getpwuid(user).pw_name
+        return str(pwd.getpwuid(user).pw_name)
     except KeyError:
         return f"user {user}"

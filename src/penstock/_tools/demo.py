@@ -3,7 +3,7 @@
 It loads two epochs of random resized crops from a memory-mapped file three times: without workers; with two workers;
 and with a worker that is killed, and a loader that is stopped and resumed with another number of workers. The batches
 of all three runs are hashed and must be equal. If torch is installed, torch's DataLoader does the same job for
-comparison.
+comparison. Where there are no worker processes, the workers are threads, and none is killed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from penstock._at_work import at_work
 from penstock._measure.gauges import delay_ns
+from penstock._system.platform import HAS_PROCESSES
+from penstock.backends._base import DEFAULT
 from penstock.loader import DataLoader
+from penstock.random import rng
 from penstock.stats._units import share
 
 SAMPLES, SIDE, SMALLEST, CROP = 2_000, 48, 24, 40
 BATCH, WORKERS, EPOCHS, SEED = 64, 2, 2, 0
 INLINE = "penstock, inline"
+KIND = "workers" if HAS_PROCESSES else "threads"
 CONTENDED = 0.1  # the share of the time spent waiting for a processor; it is below 0.03 on a quiet machine
 KILL_AFTER, STOP_AFTER, WORKERS_AFTERWARDS = 10, 20, 1
 
@@ -51,16 +56,21 @@ class Pictures:
         return len(self.labels)
 
     def __getitem__(self, key: int) -> Sample:
-        # penstock seeds numpy's global generator for each step, so the crop does not depend on the worker.
-        side = np.random.randint(SMALLEST, SIDE + 1)
-        top, left = np.random.randint(0, SIDE - side + 1, 2)
+        draw = _generator()
+        side = int(draw.integers(SMALLEST, SIDE + 1))
+        top, left = draw.integers(0, SIDE - side + 1, 2)
         crop = self.pixels[key, top : top + side, left : left + side].astype(np.float32)
-        if np.random.random() < 0.5:
+        if draw.random() < 0.5:
             crop = crop[:, ::-1]
         scaled = _resized(_resized(crop, 0), 1).transpose(2, 0, 1)
-        contrast, mean = np.random.uniform(0.8, 1.2), scaled.mean()
+        contrast, mean = draw.uniform(0.8, 1.2), scaled.mean()
         scaled = np.clip((scaled - mean) * np.float32(contrast) + mean, 0, 255)
         return np.ascontiguousarray(scaled / np.float32(127.5) - 1), self.labels[key]
+
+
+def _generator() -> np.random.Generator:
+    """Returns the generator of the sample. torch's loader has none, and its batches are not compared."""
+    return rng() if at_work.source is not None else np.random.default_rng()
 
 
 def _resized(picture: Floats, axis: int) -> Floats:
@@ -84,21 +94,7 @@ class Tally:
 def run() -> int:
     console, had_no_processor, begun = Console(), delay_ns(), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as name:
-        folder = Path(name)
-        _write_pictures(folder)
-        dataset = Pictures(folder)
-        size = sum(file.stat().st_size for file in folder.iterdir())
-        console.print(f"{SAMPLES:,} pictures, {size / 1e6:.0f} MB, {EPOCHS} epochs in batches of {BATCH}")
-        streams = {
-            INLINE: _epochs(_loader(dataset, 0)),
-            f"penstock, {WORKERS} workers": _epochs(_loader(dataset, WORKERS)),
-            "penstock, killed and resumed": _troubled(console, dataset),
-        }
-        if importlib.util.find_spec("torch") is not None:
-            streams[f"torch DataLoader, {WORKERS} workers"] = _epochs(_torch_loader(dataset))
-        else:
-            console.print("torch is not installed, so its loader is left out")
-        tallies = {name: _stream(console, name, batches) for name, batches in streams.items()}
+        tallies = _tallies(console, Path(name))
     code = _report(console, tallies)
     contended = (delay_ns() - had_no_processor) * 1e-9 / (time.perf_counter() - begun)
     if contended > CONTENDED:
@@ -110,21 +106,40 @@ def run() -> int:
     return code
 
 
+def _tallies(console: Console, folder: Path) -> dict[str, Tally]:
+    _write_pictures(folder)
+    dataset = Pictures(folder)
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    console.print(f"{SAMPLES:,} pictures, {size / 1e6:.0f} MB, {EPOCHS} epochs in batches of {BATCH}")
+    troubled = "killed and resumed" if HAS_PROCESSES else "resumed"
+    streams = {
+        INLINE: _epochs(_loader(dataset, 0)),
+        f"penstock, {WORKERS} {KIND}": _epochs(_loader(dataset, WORKERS)),
+        f"penstock, {troubled}": _troubled(console, dataset),
+    }
+    if importlib.util.find_spec("torch") is not None:
+        streams[f"torch DataLoader, {WORKERS} workers"] = _epochs(_torch_loader(dataset))
+    else:
+        console.print("torch is not installed, so its loader is left out")
+    return {name: _stream(console, name, batches) for name, batches in streams.items()}
+
+
 def _write_pictures(folder: Path) -> None:
     """Writes random pictures: 6 x 6 pixels of noise, enlarged to full size, with some grain added."""
-    rng = np.random.default_rng(SEED)
+    noise = np.random.default_rng(SEED)
     shape = (SAMPLES, SIDE, SIDE, 3)
     pixels = np.lib.format.open_memmap(folder / "pixels.npy", mode="w+", dtype=np.uint8, shape=shape)
     for start in range(0, SAMPLES, 500):
-        coarse = rng.integers(0, 224, (500, 6, 6, 3), dtype=np.uint8)
-        grain = rng.integers(0, 32, (500, SIDE, SIDE, 3), dtype=np.uint8)
+        coarse = noise.integers(0, 224, (500, 6, 6, 3), dtype=np.uint8)
+        grain = noise.integers(0, 32, (500, SIDE, SIDE, 3), dtype=np.uint8)
         pixels[start : start + 500] = coarse.repeat(SIDE // 6, 1).repeat(SIDE // 6, 2) + grain
     pixels.flush()
-    np.save(folder / "labels.npy", rng.integers(0, 10, SAMPLES))
+    np.save(folder / "labels.npy", noise.integers(0, 10, SAMPLES))
 
 
 def _loader(dataset: Pictures, workers: int) -> DataLoader[Any]:
-    return DataLoader(dataset, batch_size=BATCH, shuffle=True, num_workers=workers, seed=SEED)
+    backend = DEFAULT if workers else None
+    return DataLoader(dataset, batch_size=BATCH, shuffle=True, num_workers=workers, backend=backend, seed=SEED)
 
 
 def _troubled(console: Console, dataset: Pictures) -> Generator[Any, None, None]:
@@ -132,7 +147,7 @@ def _troubled(console: Console, dataset: Pictures) -> Generator[Any, None, None]
     with _loader(dataset, WORKERS) as loader:
         for batches, batch in enumerate(loader, 1):
             yield batch
-            if batches == KILL_AFTER:
+            if batches == KILL_AFTER and HAS_PROCESSES:
                 pid = loader.workers[0].pid
                 os.kill(pid, signal.SIGKILL)
                 console.print(f"  worker {pid} is killed after {batches} batches")
@@ -142,7 +157,7 @@ def _troubled(console: Console, dataset: Pictures) -> Generator[Any, None, None]
     console.print(f"  stopped after {batches} batches with a state of {len(state)} bytes")
     with _loader(dataset, WORKERS_AFTERWARDS) as loader:
         loader.load_state_dict(json.loads(state))
-        console.print(f"  resumed in a new loader with {WORKERS_AFTERWARDS} worker")
+        console.print(f"  resumed in a new loader with {WORKERS_AFTERWARDS} {KIND[:-1]}")
         yield from _epochs(loader)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from rich.text import Text
 from penstock._measure import page
 from penstock._options import Show, shown_names
 from penstock._printable import printable
+from penstock._system.platform import HAS_PROCESSES, SYSTEM
 from penstock.stats._figures import Period, Stats, WorkerFigures
 from penstock.stats._published import Published, from_text
 from penstock.stats._recent import recent
@@ -55,6 +57,9 @@ class Loader:
 
 
 def run(pid: int | None, once: bool) -> int:
+    if not HAS_PROCESSES:
+        print(f"penstock top: this is {SYSTEM}, but running loaders can be found only on Linux.", file=sys.stderr)
+        return 1
     console = Console(highlight=False)
     if once or not console.is_terminal or console.is_dumb_terminal:
         if not console.is_terminal:

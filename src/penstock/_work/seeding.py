@@ -6,7 +6,6 @@ The global generators are seeded for each step. `penstock.rng()` has a separate 
 from __future__ import annotations
 
 import ctypes
-import os
 import pickle
 import random
 import threading
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.random.bit_generator import ISpawnableSeedSequence
 
+from penstock._system.platform import register_at_fork
 from penstock.plan._seeds import FIRST, GAMMA, MASK, SECOND, mix
 
 # numpy documents get_bit_generator and set_bit_generator, but its stubs do not have them.
@@ -127,7 +127,7 @@ class Lending:
     def __init__(self, saved: Callable[[], SavedGenerators]) -> None:
         self._saved = saved
         self._renew()
-        os.register_at_fork(after_in_child=self._adopt)
+        register_at_fork(after_in_child=self._adopt)
 
     def _renew(self) -> None:
         self._lock = threading.RLock()  # reentrant: a signal handler in the thread that holds it may borrow too

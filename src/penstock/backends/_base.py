@@ -7,9 +7,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from penstock._measure.gauges import Gauges
+from penstock._system.platform import HAS_PROCESSES
 from penstock._wire.task import Bundle, Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
 from penstock._work.job import Job
@@ -229,8 +230,9 @@ class Registered:
 ARGUMENT = "backend_options"
 """The name of the loader's argument for backends that declare no other argument."""
 
-INLINE, DEFAULT = "inline", "process"
-"""The name of the backend without workers, and the name of the default backend."""
+INLINE, THREAD, PROCESS = "inline", "thread", "process"
+DEFAULT: Literal["process", "thread"] = "process" if HAS_PROCESSES else "thread"
+"""The backend of a loader with workers that names none."""
 
 TABLE: dict[str, Registered] = {}
 """All backends by name: penstock's own (see `_ours.py`), and those that others have registered."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from penstock._system.interrupts import import_whole
+from penstock._system.platform import HAS_PROCESSES, SYSTEM
 from penstock._work.job import Job
-from penstock.backends._base import DEFAULT, INLINE, TABLE, Backend, Registered
+from penstock.backends._base import INLINE, PROCESS, TABLE, THREAD, Backend, Registered
 
 
 def _inline(job: Job, given: None) -> Backend:
@@ -50,6 +51,11 @@ def _ray(job: Job, options: Any) -> Backend:
 
 
 def _check_ray(options: Any, workers: int) -> None:
+    if not HAS_PROCESSES:
+        raise RuntimeError(
+            f'backend="ray" needs Linux, also on the machine that runs the loader, but this is {SYSTEM}. Run this '
+            'program on a node of the cluster, for example as a job of Ray; or use backend="thread".'
+        )
     from penstock.backends._ray.settings import resolved
 
     resolved(options)
@@ -62,6 +68,6 @@ def _room_on_ray(options: Any) -> int | None:
 
 
 TABLE[INLINE] = Registered(make=_inline, kills=False)
-TABLE[DEFAULT] = Registered(make=_process, argument="multiprocessing_context", check=_check_process)
-TABLE["thread"] = Registered(make=_thread, kills=False, threads=True)
+TABLE[PROCESS] = Registered(make=_process, argument="multiprocessing_context", check=_check_process)
+TABLE[THREAD] = Registered(make=_thread, kills=False, threads=True)
 TABLE["ray"] = Registered(make=_ray, argument="ray_options", check=_check_ray, room=_room_on_ray, needs_workers=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -15,9 +15,11 @@ from penstock._files.local import File
 from penstock._files.mapping import mapped
 from penstock._files.paths import Paths
 from penstock._files.too_large import check_block
+from penstock._memory.mapping import CAN_PLACE
 from penstock._printable import counted
 from penstock.errors import RemoteError
 from penstock.formats._blocks import KEEP
+from penstock.formats._decoders import Decoder
 from penstock.formats._format import FileRows, Format
 from penstock.formats._messages import Messages, count_batches, find_messages, look_ahead, unpacked_bytes
 from penstock.formats._table import Table, deserialized, need_pyarrow, serialized, unreadable
@@ -29,7 +31,8 @@ class Arrow(Table):
     A sample is a dict. `columns` names the columns to read; by default, all columns are read. Local files are mapped
     into memory, which the workers share, and rows of numbers are copied directly into the batch. A record batch that
     is compressed or remote is read as a whole. As in `Parquet`, the most recently used ones are kept, up to `keep`
-    bytes. A table in memory is sent to the workers once, and they share one copy. Needs `pip install ".[parquet]"`.
+    bytes. A table in memory is sent to the workers once, and they share one copy. As in `Parquet`,
+    `decode={"image": function}` decodes a column of encoded files. Needs `pip install ".[parquet]"`.
 
     `storage`, `cache`, `cache_bytes` and `cache_shared` apply to remote files: see `penstock.formats`.
 
@@ -51,6 +54,7 @@ class Arrow(Table):
         columns: Iterable[str] | None = None,
         *,
         keep: int = KEEP,
+        decode: Mapping[str, Decoder | None] | None = None,
         **files: Unpack[FileOptions],
     ) -> None:
         need_pyarrow("Arrow")
@@ -62,6 +66,7 @@ class Arrow(Table):
             self._from_table(table_or_paths, columns)
         else:
             self._from_files(table_or_paths, columns, files)
+        self._set_decode(decode)
 
     @classmethod
     def matches(cls, first_bytes: bytes) -> bool:
@@ -118,7 +123,7 @@ class Arrow(Table):
 
     @property
     def _is_local(self) -> bool:
-        return len(self._local) == len(self.files)
+        return len(self._local) == len(self.files) and CAN_PLACE
 
     def _bytes(self, number: int, start: int, stop: int) -> Any:
         if self._is_local:

@@ -44,6 +44,8 @@ class Cells:
 
     is_direct = False
     is_text = False
+    holds_arrays: bool | None = None
+    """True if all values are arrays, so that `view` returns them without copies. False if none is. None: unknown."""
 
     def __init__(self, array: Any, plain: NDArray[np.bool_] | None = None) -> None:
         self.array = array
@@ -57,6 +59,9 @@ class Cells:
 
     def _item(self, row: int) -> Any:
         return self._object(row)
+
+    def view(self, row: int) -> Values:
+        raise NotImplementedError
 
     def _object(self, row: int) -> Any:
         return _python(self.array[row])
@@ -83,6 +88,11 @@ class NumberCells(Cells):
         super().__init__(array, plain)
         self.values = values
         self._long = values.ndim > 1 and values.itemsize * values[:1].size >= _LONG
+        self.holds_arrays = False if values.ndim == 1 else True if plain is None else None
+
+    def view(self, row: int) -> Values:
+        found: Values = self.values[row]
+        return found
 
     def _item(self, row: int) -> Any:
         return self.values[row].copy() if self.values.ndim > 1 else self.values[row]
@@ -113,9 +123,13 @@ class ListCells(Cells):
         super().__init__(array, plain)
         self.values = values
         self._edges = edges.data  # a memoryview returns Python ints in half of numpy's time
+        self.holds_arrays = True if plain is None else None
+
+    def view(self, row: int) -> Values:
+        return self.values[self._edges[row] : self._edges[row + 1]]
 
     def _item(self, row: int) -> Any:
-        return self.values[self._edges[row] : self._edges[row + 1]].copy()
+        return self.view(row).copy()
 
     def form(self, row: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
         length = self._edges[row + 1] - self._edges[row]
@@ -137,6 +151,7 @@ class TextCells(Cells):
     """A column of strings or binary data. Row i is `data[edges[i] : edges[i + 1]]`."""
 
     is_direct = is_text = True
+    holds_arrays = False  # also of nulls
 
     def __init__(
         self, array: Any, data: memoryview, edges: Values, plain: NDArray[np.bool_] | None, is_string: bool

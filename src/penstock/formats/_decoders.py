@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from inspect import signature
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 
 from penstock._files.damage import raise_unless_damage
 from penstock._files.too_large import refuse_large
+from penstock._fill.cast import Empty, FieldMemory
+from penstock._fill.collate import collate
 from penstock.errors import FormatError, SampleTooLarge
 from penstock.source._folders import PICTURES
 
@@ -66,6 +69,38 @@ def check_decode(decode: Any, names: str) -> None:
     for name, function in decode.items() if isinstance(decode, Mapping) else ():
         if function is not None and not callable(function):
             raise TypeError(f"decode[{name!r}] must be a function of bytes, or None, but it is {function!r}.")
+
+
+def column_decoders(decode: Mapping[str, Decoder | None] | None, schema: Any) -> dict[str, Decoding | None]:
+    """Returns the decoding function for each column that `decode` names. If it is None, the bytes stay unchanged."""
+    if decode is None:
+        return {}
+    if not isinstance(decode, Mapping):
+        raise TypeError(f"decode must be a dict from columns to functions of bytes, but it is {decode!r}.")
+    check_decode(decode, "columns")
+    found: dict[str, Decoding | None] = {}
+    for name, function in decode.items():
+        if name not in schema.names:
+            raise ValueError(f"decode names the column {name!r}, but the columns are {', '.join(schema.names)}.")
+        if not _has_bytes(schema.field(name).type):
+            raise ValueError(
+                f"decode names the column {name!r} of type {schema.field(name).type}, but a column of files is "
+                "binary, or a struct with a binary field `bytes`, as Hugging Face writes images."
+            )
+        found[name] = None if function is None else Decoding(function, shape=_fixed_shape(function))
+    return found
+
+
+def _has_bytes(kind: Any) -> bool:
+    from penstock.formats._cells import is_binary
+
+    return is_binary(kind) or any(field.name == "bytes" and is_binary(field.type) for field in _fields(kind))
+
+
+def _fields(kind: Any) -> list[Any]:
+    import pyarrow.types as kinds
+
+    return [kind.field(at) for at in range(kind.num_fields)] if kinds.is_struct(kind) else []
 
 
 def decoders(decode: bool | Mapping[str, Decoder | None], chosen: bool = True) -> dict[str, Decoding | None]:
@@ -164,6 +199,41 @@ def decoded(
             f"{name}: its {len(data):,} bytes cannot be decoded: {said}. The member is damaged, or has another "
             f"format than its name says: write it again, or keep its bytes with decode={{{found!r}: None}}."
         ) from error
+
+
+def writes_directly(functions: Mapping[str, Decoding | None], empty: Empty) -> bool:
+    """True if the result of a function may be written directly into a batch whose memory `empty` allocates."""
+    return type(empty) is not FieldMemory and any(each and each.shape is not None for each in functions.values())
+
+
+def gathered(make: Callable[[Allocate], Iterable[dict[str, Any]]], count: int, empty: Empty) -> Any:
+    """Returns a batch of `count` samples, which `make(allocate)` yields one by one.
+
+    Returns NotImplemented if the samples differ in their fields, or in which of their fields are written directly.
+    """
+    outs: dict[str, NDArray[Any]] = {}
+    written: Counter[str] = Counter()
+    samples: list[dict[str, Any]] = []
+
+    def allocate(field: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        if field not in outs:
+            outs[field] = empty((count, *shape), dtype)
+        out = outs[field]
+        if out.shape[1:] != shape or out.dtype != dtype:
+            return np.empty(shape, dtype)
+        written[field] += 1
+        here: NDArray[Any] = out[len(samples), ...]
+        return here
+
+    for sample in make(allocate):
+        samples.append(sample)  # noqa: PERF402 - `allocate` counts them
+    if not samples or any(sample.keys() != samples[0].keys() for sample in samples):
+        return NotImplemented  # the loader's error names the rows with other fields
+    if any(written[field] < len(samples) for field in outs):  # a field of jpg and png, with two decoders
+        return NotImplemented
+    others = [{field: value for field, value in sample.items() if field not in outs} for sample in samples]
+    batch = collate(others, empty)
+    return {field: outs[field] if field in outs else batch[field] for field in samples[0]}
 
 
 SIZED = frozenset((np.ndarray, dict))

@@ -98,7 +98,8 @@ class Format(Dataset[Any]):
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Shows the `**files` arguments in a subclass's signature, for `help`, completion and `penstock.open`."""
         super().__init_subclass__(**keywords)
-        remove_bypass(cls, "__gather__", ("sample", "samples"))
+        for name in ("__views__", "__gather__"):
+            remove_bypass(cls, name, ("sample", "samples"))
         if "__init__" in vars(cls):
             cls.__signature__ = _spelt_out(cls)  # type: ignore[attr-defined]
 

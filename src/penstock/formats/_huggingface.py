@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock._cache.lru import LruCache
+from penstock._files.local import File
 from penstock._files.too_large import LIMIT, checked_limit, refuse_large
 from penstock._printable import counted
 from penstock.formats._blocks import KEEP
+from penstock.formats._decoders import Decoder
 from penstock.formats._format import Format
 from penstock.formats._inspection import FieldInfo
 from penstock.formats._table import Table, need_pyarrow
@@ -32,29 +35,42 @@ class HuggingFace(Table):
     features that must be decoded (images, audio), the dataset creates the samples itself, and `is_direct` is False.
     Workers share a memory-mapped table; a dataset in memory is sent to them. Needs `pip install ".[huggingface]"`.
 
+    `decode={"image": function}` decodes a column of images by a function of bytes, for example a
+    `penstock.image.Transform`, instead of the dataset: rows are then read directly. With None, the sample has the
+    bytes.
+
     Reading a sample with an image raises an error if, according to the image's header, its pixels have more than
     `max_sample_bytes`.
     """
 
     _part = "record batch"
 
-    def __init__(self, dataset: Any, *, max_sample_bytes: int | None = LIMIT) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        decode: Mapping[str, Decoder | None] | None = None,
+        max_sample_bytes: int | None = LIMIT,
+    ) -> None:
         need_pyarrow("HuggingFace", "huggingface")
         _check(dataset)
         self.max_sample_bytes = checked_limit(max_sample_bytes)
         super().__init__(KEEP)
-        self.dataset = dataset
+        self.dataset, self.decode = dataset, decode
         self._look()
 
     def _look(self) -> None:
         import pyarrow as pa
 
         dataset, self.files = self.dataset, []
-        names = _direct_columns(dataset)
+        names = _direct_columns(dataset, self.decode or ())
         self.is_direct = names is not None
         self._pictures = [] if self.is_direct else _picture_columns(dataset)
         table = dataset._data.table
         self._set_schema(pa.schema([field for field in table.schema if names is None or field.name in names]))
+        if self.decode and not self.is_direct:
+            _refuse_decode(dataset, self.decode)
+        self._set_decode(self.decode)
         self._batches = self._set_batches(table)
         self.edges = np.array([0, len(dataset)])
         self._chosen: NDArray[Any] | None = None
@@ -85,7 +101,16 @@ class HuggingFace(Table):
         if not self.is_direct:
             self._check_images([row])
             return self.dataset[row]
-        return super().sample(row if self._chosen is None else self._chosen.item(row))
+        return super().sample(row)
+
+    def _stored_sample(self, row: int) -> dict[str, Any]:
+        return super()._stored_sample(row if self._chosen is None else self._chosen.item(row))
+
+    def _bytes_of(self, image: dict[str, Any], column: str, row: int) -> bytes:
+        if image["bytes"] is None and image["path"] and os.path.isfile(image["path"]):
+            file = File(image["path"])  # as load_dataset("imagefolder") leaves it
+            return file.read(0, file.size)
+        return super()._bytes_of(image, column, row)
 
     def samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
         if not self.is_direct:
@@ -140,7 +165,7 @@ class HuggingFace(Table):
         return super().fields() if self.is_direct else Format.fields(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: self.__dict__[name] for name in ("dataset", "keep", "max_sample_bytes")}
+        own = {name: self.__dict__[name] for name in ("dataset", "decode", "keep", "max_sample_bytes")}
         return {**own, "_kept": LruCache(self.keep)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -168,16 +193,34 @@ def _check(dataset: Any) -> None:
         )
 
 
-def _direct_columns(dataset: Any) -> list[str] | None:
-    """Returns the column names if samples can be read directly from the Arrow table, otherwise None."""
+def _direct_columns(dataset: Any, decoded: Collection[str]) -> list[str] | None:
+    """Returns the column names if samples can be read directly from the Arrow table, otherwise None.
+
+    `decoded` holds the columns that penstock decodes.
+    """
     given = dataset.format
     if given["type"] is not None or given["format_kwargs"] or given["output_all_columns"]:
         return None
     names = [name for name in dataset.column_names if name in given["columns"]]
     decodes = getattr(dataset.features, "_column_requires_decoding", None)  # private: Image, Audio and others
-    if not names or decodes is None or any(decodes.get(name, True) for name in names):
+    if not names or decodes is None or any(decodes.get(name, True) for name in names if name not in decoded):
         return None
     return names
+
+
+def _refuse_decode(dataset: Any, decode: Collection[str]) -> NoReturn:
+    given = dataset.format
+    if given["type"] is not None or given["format_kwargs"] or given["output_all_columns"]:
+        raise ValueError(
+            f"decode= needs a dataset without a format, but its format is {given['type']!r}: pass "
+            "dataset.with_format(None)."
+        )
+    decodes = getattr(dataset.features, "_column_requires_decoding", {})
+    others = [name for name in given["columns"] if decodes.get(name, True) and name not in decode]
+    raise ValueError(
+        f"decode= names only {', '.join(map(repr, decode))}, but the dataset must also decode "
+        f"{', '.join(map(repr, others))}. Name that in decode= too, or leave it out with dataset.remove_columns."
+    )
 
 
 def _picture_columns(dataset: Any) -> list[str]:

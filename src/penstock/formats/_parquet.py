@@ -21,6 +21,7 @@ from penstock._files.too_large import AT_ONCE, check_block
 from penstock.errors import FormatError
 from penstock.formats._blocks import KEEP
 from penstock.formats._chunks import ByteRange, ColumnChunk, Fetched, RowGroups, chunks, edges, places
+from penstock.formats._decoders import Decoder
 from penstock.formats._format import FileRows, Format
 from penstock.formats._table import Table, need_pyarrow, unreadable
 
@@ -45,6 +46,9 @@ class Parquet(Table):
     with `shuffle="blocks"`, they keep the row groups of the window. docs/tables.md describes the types of values, and
     the row groups that suit a random order. Needs `pip install ".[parquet]"`.
 
+    `decode={"image": function}` decodes a column of encoded files, such as JPEGs, by a function of bytes, for example
+    a `penstock.image.Transform`.
+
     `storage`, `cache`, `cache_bytes` and `cache_shared` apply to remote files: see `penstock.formats`.
 
     >>> import tempfile, pyarrow as pa, pyarrow.parquet
@@ -64,6 +68,7 @@ class Parquet(Table):
         columns: Iterable[str] | None = None,
         *,
         keep: int = KEEP,
+        decode: Mapping[str, Decoder | None] | None = None,
         **files: Unpack[FileOptions],
     ) -> None:
         need_pyarrow("Parquet")
@@ -73,6 +78,7 @@ class Parquet(Table):
         super().__init__(keep)
         footers = list(for_each(_footer, self.files, _THREADS))
         self._set_schema(common_schema(self.paths, [footer["schema"].tobytes() for footer in footers], columns))
+        self._set_decode(decode)
         self.set_rows([footer["rows"] for footer in footers])
         self._footers = [int(footer["check"][0]) for footer in footers]
         self._ends = _Ends([footer.get("end", _NOTHING) for footer in footers])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property, partial
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -21,11 +21,22 @@ from penstock._files.damage import raise_unless_damage
 from penstock._files.identity import digest_of
 from penstock._fill.cast import Empty, FieldMemory
 from penstock._measure.cached import counting
+from penstock._system.platform import HAS_PROCESSES
 from penstock._system.warnings import warn_caller
 from penstock.errors import FormatError, RemoteError
+from penstock.formats._decoders import (
+    Allocate,
+    Decoder,
+    Decoding,
+    column_decoders,
+    decoded,
+    gathered,
+    writes_directly,
+)
 from penstock.formats._format import Format
-from penstock.formats._inspection import FieldInfo
+from penstock.formats._inspection import FieldInfo, fields_of
 from penstock.plan._forecast import Forecast
+from penstock.random import each
 from penstock.source._array import checked_keys
 from penstock.source._nested import TOKENS, Lengths, gathers_numpy
 
@@ -47,6 +58,9 @@ class Table(Format):
     schema: Any
     columns: list[str]
     """The names of the columns, in the order of the samples' fields."""
+    decode: Mapping[str, Decoder | None] | None = None
+    """The functions that decode columns of encoded files, by column."""
+    _decoders: Mapping[str, Decoding | None] = {}
     _part: ClassVar[str] = "part"
     """The word for a block in error messages, such as "row group"."""
 
@@ -75,6 +89,9 @@ class Table(Format):
     def _read(self, block: int) -> list[Any]:
         """Returns the record batches of a block, usually one. May raise any exception if the file is damaged."""
         raise NotImplementedError
+
+    def _set_decode(self, decode: Mapping[str, Decoder | None] | None) -> None:
+        self.decode, self._decoders = decode, column_decoders(decode, self.schema)
 
     def _set_batches(self, table: Any) -> list[Any]:
         """Makes each record batch of a `pyarrow.Table` a block of this dataset. Returns the record batches."""
@@ -138,7 +155,7 @@ class Table(Format):
     def __foresee__(self, forecast: Forecast) -> Any:
         """Like `Format.__foresee__`, but also keeps decoded blocks in memory while the loader needs them."""
         scout = super().__foresee__(forecast)
-        if all(map(self._is_mapped, range(len(self.blocks) - 1))):
+        if not HAS_PROCESSES or all(map(self._is_mapped, range(len(self.blocks) - 1))):
             return scout
         return Watches(scout, Keeper(forecast, self._identity(), self.blocks, self._kept, self.keep))
 
@@ -177,6 +194,10 @@ class Table(Format):
     # Samples.
 
     def sample(self, row: int) -> Any:
+        return self._decode_columns(self._stored_sample(row), row)
+
+    def _stored_sample(self, row: int) -> dict[str, Any]:
+        """Returns a sample before its columns are decoded."""
         number = bisect_right(self._starts.data, row) - 1
         return self._rows(number, [row - self._starts.item(number)])[0]
 
@@ -189,11 +210,40 @@ class Table(Format):
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
+        samples = self._stored_samples(rows)
+        if self._decoders:
+            for sample, _, row in zip(samples, each(keys), rows.tolist(), strict=True):
+                self._decode_columns(sample, row)
+        return samples
+
+    def _stored_samples(self, rows: NDArray[np.int64]) -> list[Any]:
+        """Like `_stored_sample`, for several rows."""
         samples: list[Any] = [None] * len(rows)
         for number, places, local in self._groups(rows):
             for place, sample in zip(places, self._rows(number, local), strict=True):
                 samples[place] = sample
         return samples
+
+    def _decode_columns(self, sample: dict[str, Any], row: int, allocate: Allocate | None = None) -> dict[str, Any]:
+        for name in self._decoders:
+            data = sample[name]
+            if isinstance(data, dict):
+                data = self._bytes_of(data, name, row)
+            if data is not None:  # the value of a null is None
+                where = f"{name!r} of row {row:,} of {self!r}"
+                data = decoded(self._decoders, name, data, where, allocate)
+            sample[name] = data
+        return sample
+
+    def _bytes_of(self, image: dict[str, Any], column: str, row: int) -> bytes:
+        """Returns the bytes of a file that is stored as Hugging Face does, with its path."""
+        data: bytes | None = image["bytes"]
+        if data is None:
+            raise FormatError(
+                f"row {row:,} of {self!r} has no bytes in {column!r}, only the path {image.get('path')!r}. Write the "
+                "files into the table: load it with `datasets`, and save it with save_to_disk or push_to_hub."
+            )
+        return data
 
     def _groups(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, Sequence[int], list[int]]]:
         """Yields (number, places, local) for each block: `rows[places[i]]` is row `local[i]` of block `number`."""
@@ -214,6 +264,8 @@ class Table(Format):
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
         """Returns the batch, or NotImplemented if there are Python objects, nulls, or rows of different shapes."""
         rows = checked_keys(keys, len(self))
+        if self._decoders:
+            return self._gathered(keys, rows, empty)
         outs: list[_Out] = []
         for number, places, local in self._groups(rows):
             block = self._block(number, len(local))
@@ -229,6 +281,16 @@ class Table(Format):
         if not outs:
             return NotImplemented  # `collate` reports the empty step
         return {name: out.finish() for name, out in zip(self.columns, outs, strict=True)}
+
+    def _gathered(self, keys: Any, rows: NDArray[np.int64], empty: Empty) -> Any:
+        if not writes_directly(self._decoders, empty):
+            return NotImplemented
+        stored = zip(self._stored_samples(rows), each(keys), rows.tolist(), strict=True)
+        return gathered(
+            lambda allocate: (self._decode_columns(sample, row, allocate) for sample, _, row in stored),
+            len(rows),
+            empty,
+        )
 
     def _outs(self, block: list[Cells], row: int, size: int, empty: Empty) -> list[_Out]:
         """Returns memory for each column of a batch, or an empty list if a column needs Python objects."""
@@ -273,7 +335,9 @@ class Table(Format):
 
         first = self[0] if len(self) else {}
         shapes = {name: getattr(value, "shape", None) for name, value in first.items()}
-        return tuple(FieldInfo(each.name, form_of(each.type), shapes.get(each.name)) for each in self.schema)
+        stored = (FieldInfo(field.name, form_of(field.type), shapes.get(field.name)) for field in self.schema)
+        made = {name: next(fields_of(first[name], name)) for name in self._decoders if name in first}
+        return tuple(made.get(field.name, field) for field in stored)
 
 
 def serialized(schema: Any, batches: list[Any]) -> NDArray[np.uint8]:

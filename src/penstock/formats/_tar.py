@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import partial
 from itertools import chain
@@ -16,8 +15,7 @@ from penstock._files.index import Index, cached_each
 from penstock._files.local import AnyFile, File
 from penstock._files.paths import FilePath, Paths, find_files
 from penstock._files.too_large import refuse_large
-from penstock._fill.cast import Empty, FieldMemory
-from penstock._fill.collate import collate
+from penstock._fill.cast import Empty
 from penstock._system.warnings import warn_caller
 from penstock.errors import FormatError
 from penstock.formats._archive import Member, TarPart, check_complete, is_archive, member_at
@@ -28,10 +26,12 @@ from penstock.formats._decoders import (
     Decoder,
     decoded,
     decoders,
+    gathered,
     is_known,
     nbytes_of,
     same_ends,
     unused_ends,
+    writes_directly,
 )
 from penstock.formats._extents import Extents
 from penstock.formats._format import FileRows
@@ -181,32 +181,14 @@ class Tar(Extents):
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
         """Returns the batch if a `ShapedDecoder` can write into it directly, otherwise NotImplemented."""
-        if type(empty) is FieldMemory or all(each is None or each.shape is None for each in self._decoders.values()):
+        if not writes_directly(self._decoders, empty):
             return NotImplemented
         rows = self.checked(keys)
-        outs: dict[str, NDArray[Any]] = {}
-        written: Counter[str] = Counter()
-        samples: list[dict[str, Any]] = []
-
-        def allocate(field: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-            if field not in outs:
-                outs[field] = empty((len(rows), *shape), dtype)
-            out = outs[field]
-            if out.shape[1:] != shape or out.dtype != dtype:
-                return np.empty(shape, dtype)
-            written[field] += 1
-            here: NDArray[Any] = out[len(samples), ...]
-            return here
-
-        for found in self._raw_samples(keys, rows):
-            samples.append(self.decoded(*found, allocate))  # noqa: PERF401 - `allocate` counts them
-        if not samples or any(sample.keys() != samples[0].keys() for sample in samples):
-            return NotImplemented  # the loader's error names the rows with other fields
-        if any(written[field] < len(samples) for field in outs):  # a field of jpg and png, with two decoders
-            return NotImplemented
-        others = [{field: value for field, value in sample.items() if field not in outs} for sample in samples]
-        batch = collate(others, empty)
-        return {field: outs[field] if field in outs else batch[field] for field in samples[0]}
+        return gathered(
+            lambda allocate: (self.decoded(*found, allocate) for found in self._raw_samples(keys, rows)),
+            len(rows),
+            empty,
+        )
 
     def decoded(self, raw: bytes, number: int, row: int, allocate: Allocate | None = None) -> dict[str, Any]:
         bad = self._bad[number]

@@ -20,6 +20,7 @@ from penstock._files.paths import Paths
 from penstock._files.remote import RemoteFile
 from penstock._files.span import Span, span_of
 from penstock._fill.cast import Empty, FieldMemory
+from penstock._memory.mapping import CAN_PLACE
 from penstock.errors import FormatError
 from penstock.formats._archive import HEADER
 from penstock.formats._format import BLOCK, FileRows, Format
@@ -161,7 +162,7 @@ class Tokens(Format):
     def _mapped(self) -> _MappedSamples | _PartlyMappedSamples | _ReadSamples:
         if self._samples is None:
             local = [file for file in self.files if isinstance(file, File)]
-            if len(local) == len(self.files):
+            if len(local) == len(self.files) and CAN_PLACE:
                 self._samples = _MappedSamples(self, *mapped(local))
             else:
                 span = span_of(self.files, self.length * self.dtype.itemsize)

@@ -9,6 +9,7 @@ import penstock._pixels  # noqa: F401 - first: its error names the library that 
 # isort: split
 from penstock.errors import ImageError
 from penstock.image._dataset import ImageFolder, Images
+from penstock.image._loader import loader
 from penstock.image._transform import Transform
 
-__all__ = ["ImageError", "ImageFolder", "Images", "Transform"]
+__all__ = ["ImageError", "ImageFolder", "Images", "Transform", "loader"]

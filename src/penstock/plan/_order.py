@@ -64,10 +64,12 @@ class Shuffled:
 
     def at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         size, key = self.size(epoch), mix(self.seed, epoch)
+        if size == self.n > 0:  # the permutation checks the positions itself
+            return _permutation(self.n, key).at(positions)
         positions = _checked(positions, size)
         if not positions.size:
             return positions
-        if size <= self.n:
+        if size < self.n:
             return _permutation(self.n, key).at(positions)
         repeats, keys = np.divmod(positions, self.n)
         for repeat in np.unique(repeats).tolist():
@@ -240,7 +242,7 @@ class Permutation:
         self.n, self.key, self._table = n, key, None
         if n <= _TABLE:
             # All hashes differ, so every sort algorithm, on every machine, gives the same order.
-            self._table = np.argsort(hashes(key, np.arange(n))).astype(np.int64)
+            self._table = hashes(key, np.arange(n)).argsort().astype(np.int64)
         else:
             rows, columns = _rectangle(n)
             self._sides = _scalar(rows), _scalar(columns)

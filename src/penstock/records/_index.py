@@ -73,5 +73,5 @@ def _wrong(starts: NDArray[np.int64], file: AnyFile) -> str:
 
 
 def write_index(path: str, starts: Iterable[int], keys: Iterable[int]) -> None:
-    with open(trust.open_named(path), "w") as file:
+    with open(trust.open_named(path), "w", encoding="ascii", newline="\n") as file:
         file.writelines(f"{key}\t{start}\n" for key, start in zip(keys, starts, strict=True))

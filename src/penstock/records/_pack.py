@@ -21,6 +21,8 @@ from rich.progress import (
 
 from penstock._pixels import open_image
 from penstock._printable import counted, printable
+from penstock._system.limits import usable_cpus
+from penstock.backends._base import DEFAULT
 from penstock.image import ImageFolder, Transform
 from penstock.loader import DataLoader
 from penstock.records._recordfile import RecordWriter, idx_path
@@ -98,12 +100,14 @@ def _pack(images: ImageFolder, options: argparse.Namespace) -> tuple[list[tuple[
     """Packs the samples. Returns the skipped samples, the file's size in bytes, and the seconds taken."""
     start = time.perf_counter()
     dataset = Encoded(images, options.resize, options.quality or QUALITY)
+    workers = usable_cpus() if options.workers is None else options.workers
     loader: DataLoader[Any] = DataLoader(
         dataset,
         batch_size=BATCH,
         shuffle=options.shuffle is not None,
         seed=options.shuffle or 0,
-        num_workers=len(os.sched_getaffinity(0)) if options.workers is None else options.workers,
+        num_workers=workers,
+        backend=DEFAULT if workers else None,
         on_error="skip" if options.skip_bad else "raise",
     )
     with RecordWriter(options.out) as writer, loader, warnings.catch_warnings():

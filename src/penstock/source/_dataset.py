@@ -71,7 +71,7 @@ def to_load_in_parallel(stream: object) -> str:
 
 
 # The methods that return the samples of a batch, the most direct first. Each must agree with those after it.
-_METHODS = ("__gather__", "__getitems__", "__getitem__")
+_METHODS = ("__views__", "__gather__", "__getitems__", "__getitem__")
 
 
 def _depth(cls: type, name: str) -> int:

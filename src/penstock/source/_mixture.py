@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from fractions import Fraction
+from functools import partial
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import Any, Literal, NamedTuple, cast
@@ -25,6 +26,7 @@ from penstock.random import each
 from penstock.source._dataset import Dataset, fetch, is_stream, mistaken, mistaken_keys, not_missing
 from penstock.source._nested import (
     Lengths,
+    Views,
     fingerprint_of,
     foresee_of,
     gathers_numpy,
@@ -152,6 +154,24 @@ class MixtureDataset(Dataset[Any]):
         return (
             _woven(parts, len(keys), np.empty if type(empty) is FieldMemory else empty) if parts else NotImplemented
         )
+
+    @property
+    def __views__(self) -> Views:
+        """Missing if a source has no `__views__`, or if samples get a `field`."""
+        if self.field is not None:
+            raise AttributeError("a mixture that adds a field to its samples has no __views__")
+        return partial(self._views, [not_missing(method_of(each, "__views__"), "__views__") for each in self.sources])
+
+    def _views(self, views: Sequence[Views], keys: Sequence[int]) -> dict[str, list[NDArray[Any]]] | None:
+        parts = [(rows, views[part](inner)) for part, rows, inner in self._divided(keys)]
+        found: dict[str, list[Any]] = {name: [None] * len(keys) for name in (parts and parts[0][1]) or ()}
+        for rows, its in parts:
+            if its is None or list(its) != list(found):
+                return None
+            for name, column in found.items():
+                for row, array in zip(rows, its[name], strict=True):
+                    column[row] = array
+        return found
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
@@ -433,9 +453,10 @@ class MixtureDataset(Dataset[Any]):
         """Groups the keys by source. Returns each source's number, the rows of its samples, and their keys in it."""
         part, index = self._parts(_checked_keys(keys))
         rows = part.argsort(kind="stable")
-        edges = np.flatnonzero(np.diff(part[rows], prepend=-1, append=-1)).tolist()
+        parts = part[rows]
+        edges = [0, *(np.flatnonzero(parts[1:] != parts[:-1]) + 1).tolist(), len(rows)]
         found = []
-        for begin, end in pairwise(edges):
+        for begin, end in pairwise(edges if len(rows) else ()):
             some = rows[begin:end]
             found.append((part.item(some[0]), some.tolist(), index[some].tolist()))
         return found

@@ -36,6 +36,14 @@ def method_of(dataset: object, name: str) -> Any:
     return getattr(dataset, name, None) if hasattr(type(dataset), name) else None
 
 
+Views = Callable[[Sequence[int]], dict[str, list[NDArray[Any]]] | None]
+"""Returns the arrays of samples, by field, without copies. Fields without arrays are left out.
+
+This is the type of a dataset's `__views__`, which is private to penstock. The result is None if only the samples show
+which fields are arrays, or if the samples must be read first. The arrays must not be changed.
+"""
+
+
 _NUMPY = "_gathers_numpy"
 
 

@@ -24,6 +24,7 @@ from penstock.plan._windows import ItemKey, WindowPlan
 from penstock.source._dataset import Dataset, fetch, from_inside, is_stream, not_missing, sliced
 from penstock.source._nested import (
     TOKENS,
+    Views,
     fingerprint_of,
     foresee_of,
     gathers_numpy,
@@ -249,18 +250,24 @@ class PackedRows(Dataset[dict[str, Array]]):
     def __gather__(self, keys: Sequence[Any], empty: Empty) -> Any:
         """Returns the rows as a batch, or NotImplemented if fields or dtypes differ, so that the loader collates."""
         rows, documents = self._read(keys)
-        forms = [self._rows.form(row, documents) for row in rows]
-        if any(form != forms[0] for form in forms):
-            return NotImplemented
+        if documents.form is None:
+            forms = [self._rows.form(row, documents) for row in rows]
+            if any(form != forms[0] for form in forms):
+                return NotImplemented
         return self._rows.columns(rows, documents, empty)
 
-    def _read(self, keys: Sequence[Any]) -> tuple[list[list[Part]], dict[int, _Fields]]:
+    def _read(self, keys: Sequence[Any]) -> tuple[list[list[Part]], _Documents]:
         """Reads all documents of these rows together. Returns the parts of each row, and the documents."""
         rows = [self.parts_of(tuple(key) if isinstance(key, (list, np.ndarray)) else key) for key in keys]
         names = list(dict.fromkeys(part[0] for row in rows for part in row))
-        with parts_of_samples(names):
-            samples = fetch(self.documents, names)
-        return rows, self._rows.opened(names, samples)
+        views: Views | None = method_of(self.documents, "__views__")
+        arrays = None if views is None else views(names)
+        documents = None if arrays is None else self._rows.alike(names, arrays)
+        if documents is None:
+            with parts_of_samples(names):
+                samples = fetch(self.documents, names)
+            documents = self._rows.alike(names, _array_fields(samples)) or self._rows.opened(names, samples)
+        return rows, documents
 
     def __repr__(self) -> str:
         return f"pack({shown(self.documents)}, {self.how})"
@@ -277,22 +284,71 @@ _Fields = dict[str, _PackedField]
 _RowForm = dict[str, tuple[int, tuple[int, ...], "np.dtype[Any]"]]
 
 
+class _Documents(NamedTuple):
+    """The documents of some rows. `values` has the values of each field, by the key of the document.
+
+    If all documents have the same fields, `form` is the form of every row. Otherwise, it is None, and `fields` has
+    the fields of each document.
+    """
+
+    values: dict[str, dict[int, Array]]
+    form: _RowForm | None
+    fields: dict[int, _Fields]
+
+
 class _RowMaker:
     """Makes rows from documents that were read."""
 
     def __init__(self, how: Packing, tables: Sequence[LengthTable]) -> None:
         self._how, self._tables = how, tables
         self._counting = np.arange(how.capacities[0], dtype=np.int32)
+        self._zeros = np.zeros_like(self._counting)
 
-    def opened(self, keys: list[int], samples: list[Any]) -> dict[int, _Fields]:
-        """Returns the fields to pack from each document, tokens first. Raises if a length is not as planned."""
-        planned = [table.of(np.array(keys, np.int64)).tolist() for table in self._tables]
-        lengths = list(zip(*planned, strict=True))
+    def opened(self, keys: list[int], samples: list[Any]) -> _Documents:
+        """Returns the fields to pack, tokens first. Raises if a length is not as planned."""
+        lengths = list(zip(*self._planned(keys), strict=True))
         found = {
             key: self._opened(key, sample, given) for key, sample, given in zip(keys, samples, lengths, strict=True)
         }
         self._check_fields(found, dict(zip(keys, samples, strict=True)))
-        return found
+        values: dict[str, dict[int, Array]] = {}
+        for key, fields in found.items():
+            for name, field in fields.items():
+                values.setdefault(name, {})[key] = field.values
+        return _Documents(values, None, found)
+
+    def _planned(self, keys: list[int]) -> list[list[int]]:
+        return [table.of(np.array(keys, np.int64)).tolist() for table in self._tables]
+
+    def alike(self, keys: list[int], arrays: dict[str, list[Array]]) -> _Documents | None:
+        """Like `opened`, but in bulk, for documents with these arrays. Returns None if they differ or are wrong."""
+        if any(len({(each.dtype, each.ndim, each.shape[1:]) for each in column}) > 1 for column in arrays.values()):
+            return None
+        arrays = {name: column for name, column in arrays.items() if _numbers(column[0]) is not None}
+        fits = (name for name in (*TOKENS, *arrays) if name in arrays and _are_tokens(arrays[name][0]))
+        tokens = next(fits, None)
+        if tokens is None:
+            return None
+        found, lengths = {"tokens": (0, arrays[tokens])}, list(map(len, arrays.pop(tokens)))
+        for name, column in arrays.items():
+            kind, sizes = self._kind(name), list(map(len, column))
+            if kind or sizes == lengths:
+                if name in (*_OWN, "tokens"):
+                    return None  # an error
+                found[name] = kind, column
+            elif any(map(operator.eq, sizes, lengths)):
+                return None
+        planned = self._planned(keys)
+        if any(list(map(len, column)) != planned[kind] for kind, column in found.values()):
+            return None
+        values = {name: dict(zip(keys, column, strict=True)) for name, (_, column) in found.items()}
+        form = {
+            name: (kind, each[0].shape[1:], np.result_type(each[0].dtype)) for name, (kind, each) in found.items()
+        }
+        return _Documents(values, form, {})
+
+    def _kind(self, name: str) -> int:
+        return self._how.kinds.index(name) if name in self._how.kinds[1:] else 0
 
     def _opened(self, key: int, sample: Any, planned: tuple[int, ...]) -> _Fields:
         named = sample if isinstance(sample, Mapping) else {"tokens": sample}
@@ -302,7 +358,7 @@ class _RowMaker:
             values = None if other == name else _numbers(value)
             if values is None:
                 continue
-            kind = self._how.kinds.index(other) if other in self._how.kinds[1:] else 0
+            kind = self._kind(other)
             if kind or len(values) == len(tokens):
                 self._check_name(other, name, key)
                 found[other] = _PackedField(kind, values)
@@ -350,9 +406,11 @@ class _RowMaker:
             "pack(..., lengths=len). If the data has changed, measure it again."
         )
 
-    def form(self, row: list[Part], documents: dict[int, _Fields]) -> _RowForm:
+    def form(self, row: list[Part], documents: _Documents) -> _RowForm:
         """Returns the kind, the element shape and the dtype of each field of a row."""
-        parts = [documents[key] for key, _, _ in row]
+        if documents.form is not None:
+            return documents.form
+        parts = [documents.fields[key] for key, _, _ in row]
         form: _RowForm = {}
         for name in dict.fromkeys(name for part in parts for name in part):
             fields = [part[name] for part in parts if name in part]
@@ -370,7 +428,7 @@ class _RowMaker:
         return form
 
     def columns(
-        self, rows: list[list[Part]], documents: dict[int, _Fields], empty: Empty, single: bool = False
+        self, rows: list[list[Part]], documents: _Documents, empty: Empty, single: bool = False
     ) -> dict[str, Array]:
         """Returns the fields of these rows, in memory from `empty`. With `single`, the one row has no row axis."""
         form = self.form(rows[0], documents)
@@ -386,55 +444,62 @@ class _RowMaker:
         for (name, shape, dtype), memory in zip(ours, memories, strict=True):
             into = memory if type(memory) is FieldMemory and memory.field.target(dtype) is not None else None
             made[name] = (memory if into is None else np.empty)((len(rows), *shape), dtype), into
-        self._fill({name: out for name, (out, _) in made.items()}, form, rows, documents)
+        self._fill({name: out for name, (out, _) in made.items()}, form, rows, documents.values)
         if single:
             return {name: out[0] for name, (out, _) in made.items()}
         return {name: out if into is None else into.put(out) for name, (out, into) in made.items()}
 
     def _fill(
-        self, outs: dict[str, Array], form: _RowForm, rows: list[list[Part]], documents: dict[int, _Fields]
+        self, outs: dict[str, Array], form: _RowForm, rows: list[list[Part]], values: dict[str, dict[int, Array]]
     ) -> None:
-        own = zip(*(outs[name] for name in _OWN), strict=True)
-        for row, (positions, segments, keys) in zip(rows, own, strict=True):
-            self._fill_own(positions, segments, keys, row)
+        self._fill_own(outs, rows)
         for name, (kind, _, _) in form.items():
             for at, row in enumerate(rows):
                 out = outs[name][at]
                 if kind:
                     numbers = outs[f"{name}_segments"][at]
-                    end = self._fill_units(out, numbers, name, row, documents)
+                    end = self._fill_units(out, numbers, row, values[name])
                     numbers[end:] = 0
                 else:
-                    end = self._fill_tokens(out, name, row, documents)
+                    end = self._fill_tokens(out, name, row, values[name])
                 out[end:] = 0
 
-    def _fill_own(self, positions: Array, segments: Array, keys: Array, row: list[Part]) -> None:
-        at, counting = 0, self._counting
-        for number, (key, begin, end) in enumerate(row, 1):
-            size = end - begin
-            stop = at + size
-            positions[at:stop] = counting[:size]
-            segments[at:stop] = number
-            keys[at:stop] = key
-            at = stop
-        positions[at:] = segments[at:] = 0
-        keys[at:] = -1
+    def _fill_own(self, outs: dict[str, Array], rows: list[list[Part]]) -> None:
+        """Writes the fields that describe the parts of the rows."""
+        keys, numbers, sizes, counts = list[int](), list[int](), list[int](), list[Array]()
+        for row in rows:
+            room = self._how.capacities[0]
+            for number, (key, begin, end) in enumerate(row, 1):
+                size = end - begin
+                room -= size
+                keys.append(key)
+                numbers.append(number)
+                sizes.append(size)
+                counts.append(self._counting[:size])
+            keys.append(-1)
+            numbers.append(0)
+            sizes.append(room)
+            counts.append(self._zeros[:room])
+        np.concatenate(counts, out=outs["positions"].reshape(-1))
+        outs["segments"].reshape(-1)[:] = np.repeat(np.array(numbers, np.int32), sizes)
+        outs["documents"].reshape(-1)[:] = np.repeat(np.array(keys, np.int64), sizes)
 
-    def _fill_tokens(self, out: Array, name: str, row: list[Part], documents: dict[int, _Fields]) -> int:
-        at = 0
-        for key, begin, end in row:
-            values = documents[key][name].values
-            last = min(end, len(values))
-            out[at : at + last - begin] = values[begin:last]
-            at += end - begin
-            if end > len(values):
-                out[at - 1] = self._last(name, values, key)
-        return at
+    def _fill_tokens(self, out: Array, name: str, row: list[Part], values: dict[int, Array]) -> int:
+        parts = [values[key][begin:end] for key, begin, end in row]
+        if self._how.eos is not None:
+            extra = [
+                self._last(name, values[key], key) if end > len(values[key]) else part[:0]
+                for part, (key, _, end) in zip(parts, row, strict=True)
+            ]
+            parts = [piece for pair in zip(parts, extra, strict=True) for piece in pair]
+        end = sum(map(len, parts))
+        np.concatenate(parts, out=out[:end])
+        return end
 
-    def _last(self, name: str, values: Array, key: int) -> Any:
-        """Returns the element to append to a document: `eos` for tokens, otherwise the last value."""
+    def _last(self, name: str, values: Array, key: int) -> Array:
+        """Returns the element to append to a document: `eos` for tokens, the last value for any other field."""
         if name != "tokens":
-            return values[-1] if len(values) else 0
+            return values[-1:] if len(values) else np.zeros((1, *values.shape[1:]), values.dtype)
         limits, eos = np.iinfo(values.dtype), self._how.eos
         assert eos is not None
         if not limits.min <= eos <= limits.max:
@@ -442,20 +507,45 @@ class _RowMaker:
                 f"eos={eos} does not fit into the dtype of the tokens of document {key}, {values.dtype}. Choose "
                 "another id, or convert the tokens before pack, with map."
             )
-        return eos
+        return np.array([eos], values.dtype)
 
-    def _fill_units(
-        self, out: Array, numbers: Array, name: str, row: list[Part], documents: dict[int, _Fields]
-    ) -> int:
-        """Writes the elements of another kind of cost, such as images, and their segments. Returns the end."""
+    def _fill_units(self, out: Array, numbers: Array, row: list[Part], values: dict[int, Array]) -> int:
+        """Writes the elements of another kind of cost (such as images) and their segments. Returns the end."""
         at = 0
         for number, (key, _, _) in enumerate(row, 1):
-            field = documents[key].get(name)
-            if field is not None and len(field.values):
-                stop = at + len(field.values)
-                out[at:stop], numbers[at:stop] = field.values, number
+            units = values.get(key)
+            if units is not None and len(units):
+                stop = at + len(units)
+                out[at:stop], numbers[at:stop] = units, number
                 at = stop
         return at
+
+
+_NO_ARRAYS = {str, bytes, bool, int, float, type(None)}
+
+
+def _array_fields(samples: list[Any]) -> dict[str, list[Array]]:
+    """Returns the fields with arrays. Returns an empty dict if the documents have different fields."""
+    kinds = set(map(type, samples))
+    if kinds == {np.ndarray}:
+        named = {"tokens": samples}
+    elif kinds == {dict} and len(set(map(tuple, samples))) == 1:
+        named = {name: list(map(operator.itemgetter(name), samples)) for name in samples[0]}
+    else:
+        return {}
+    found = {}
+    for name, column in named.items():
+        kinds = set(map(type, column))
+        if kinds <= _NO_ARRAYS or all(issubclass(kind, np.generic) for kind in kinds):
+            continue
+        if kinds != {np.ndarray}:
+            return {}
+        found[name] = column
+    return found
+
+
+def _are_tokens(values: Array) -> bool:
+    return values.ndim == 1 and values.dtype.kind in "iu"
 
 
 def _tokens_of(named: Mapping[str, Any], key: int) -> tuple[str, Array]:
@@ -463,7 +553,7 @@ def _tokens_of(named: Mapping[str, Any], key: int) -> tuple[str, Array]:
     for name in (*TOKENS, *named):
         if name in named:
             values = _numbers(named[name])
-            if values is not None and values.ndim == 1 and values.dtype.kind in "iu":
+            if values is not None and _are_tokens(values):
                 return name, values
     what = f"a dict with the fields {list(named)}"
     if list(named) == ["tokens"]:

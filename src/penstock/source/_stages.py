@@ -186,6 +186,7 @@ class SameKeys(Dataset[T_co]):
 
     __getitems__ = passed("__getitems__")
     __gather__ = passed("__gather__")
+    __views__ = passed("__views__")
 
     # Of a mixture, of a dataset that is repeated without end, or of packed rows.
     __order__ = passed("__order__")
@@ -249,7 +250,7 @@ class MappedDataset(SameKeys[T_co]):
         samples = fetch(self.dataset, keys)
         return [self._applied(sample, key) for key, sample in zip(each(keys), samples, strict=True)]
 
-    __gather__ = None
+    __gather__ = __views__ = None
 
     @property
     def __lengths__(self) -> Lengths:

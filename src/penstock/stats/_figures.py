@@ -66,7 +66,7 @@ class WorkerFigures:
     - `cpu`: the processor time.
     - `delayed`: the time in which the worker was ready to compute, but other programs used the processors.
     - `node`: the name of the worker's machine, or "" if workers cannot run on other machines.
-    - `pil`: True if PIL has opened images in the worker's process.
+    - `pil`: True if PIL has opened images in the worker's process, without `penstock.image`.
     """
 
     seat: int

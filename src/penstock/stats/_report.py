@@ -37,7 +37,9 @@ def write(stats: Stats, path: str | os.PathLike[str]) -> None:
 
 def page(stats: Stats) -> str:
     """Returns one HTML page of at most 200 KB, which needs no other files and no network."""
-    style, script = (files("penstock.stats").joinpath(name).read_text() for name in ("report.css", "report.js"))
+    style, script = (
+        files("penstock.stats").joinpath(name).read_text("utf-8") for name in ("report.css", "report.js")
+    )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return (

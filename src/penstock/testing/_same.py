@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._system.platform import HAS_PROCESSES
+
 # The settings that are compared with the plain loop, {"num_workers": 0}.
 EVERYWHERE: tuple[dict[str, Any], ...] = (
     {"num_workers": 0},
     {"num_workers": 2, "backend": "thread"},
-    {"num_workers": 1},
-    {"num_workers": 2},
-    {"num_workers": 3},
+    *({"num_workers": workers} for workers in (1, 2, 3) if HAS_PROCESSES),
 )
 
 _Named = tuple[str, Any]
@@ -36,7 +36,8 @@ def assert_same_everywhere(
     """Asserts that a loader gives the same batches with all these settings as without workers, byte for byte.
 
     `make_loader(**settings)` must make a new loader in each call, and should pass `seed=` to the loader. By default,
-    the settings are `EVERYWHERE`: a second run without workers, then threads, then one, two and three processes.
+    the settings are `EVERYWHERE`: a second run without workers, then threads, then one, two and three processes (on
+    Linux).
     Threads share the generators of `random` and `numpy.random`, so a dataset that draws from these generators fails
     with threads, while a dataset that draws from `penstock.rng()` does not. Threads are left out if `make_loader`
     does not support them, as with loaders of penstock.torch.

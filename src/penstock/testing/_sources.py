@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import random
 import signal
@@ -16,7 +15,10 @@ from typing import Any
 import numpy as np
 
 from penstock import Dataset, IterableDataset, rng
+from penstock._system.platform import fcntl
 from penstock.source._dataset import Keyed
+
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL, and no process to kill
 
 
 @dataclass(eq=False, repr=False)
@@ -74,7 +76,7 @@ class Dying(_Around):
 
     file: str | os.PathLike[str]
     lives: int = 1
-    by: signal.Signals = signal.SIGKILL
+    by: signal.Signals = _KILL
 
     def __post_init__(self) -> None:
         self.file, self._home = os.fspath(self.file), os.getpid()
@@ -82,12 +84,12 @@ class Dying(_Around):
     @property
     def deaths(self) -> list[str]:
         """The keys at which processes have died so far, as text."""
-        return Path(self.file).read_text().splitlines() if os.path.exists(self.file) else []
+        return Path(self.file).read_text("utf-8").splitlines() if os.path.exists(self.file) else []
 
     def befall(self, key: Any) -> None:
         if os.getpid() == self._home:
             return
-        with open(self.file, "a") as file:
+        with open(self.file, "a", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # the kernel releases the lock when this process dies
             if self.deaths.count(repr(key)) < self.lives:
                 file.write(f"{key!r}\n")

@@ -80,8 +80,11 @@ class SeededRunner(Runner):
 
     def __init__(self, job: Job, who: str) -> None:
         super().__init__(job, who)
-        gathers = job.batched and isinstance(job.collate_fn, Stacked) and not is_stream(job.dataset)
-        self._tensors = TensorGather(job, seeded=True) if gathers else None
+        self._gathers = job.batched and isinstance(job.collate_fn, Stacked) and not is_stream(job.dataset)
+        self._tensors = self._new_gather()
+
+    def _new_gather(self) -> TensorGather | None:
+        return TensorGather(self._job, seeded=True, late=self._focus.alone) if self._gathers else None
 
     def begin(self, seat: int, *, alone: bool) -> None:
         job = self._job
@@ -98,9 +101,9 @@ class SeededRunner(Runner):
         self._prepare()
 
     def _prepare(self) -> None:
-        """Discards what was found out about the dataset. Called at the start and after each change of the dataset."""
+        """Discards what was found out about the dataset. Called at the start and after each change to the dataset."""
+        self._tensors = self._new_gather()
         if self._tensors is not None:
-            self._tensors = TensorGather(self._job, seeded=True)
             # Seeding three generators takes 16 us. A batch without the user's code does not need it.
             self._focus.seeds = self._focus.alone and not is_closed(self._job.dataset)
 
@@ -216,7 +219,7 @@ def _settings(loader: Any) -> dict[str, Any]:
         settings["collate_fn"] = _STACKED
     elif "collate_fn" in settings:
         settings["collate_fn"] = with_tensors(settings["collate_fn"])
-    argument = backends.registered(loader._ours["backend"] or backends.DEFAULT).argument
+    argument = backends.registered(loader._ours["backend"] or backends.PROCESS).argument
     if loader.num_workers and argument == _CONTEXT and loader.multiprocessing_context is None:
         # torch's default, not ours: a program that works with torch's loader works here without changes.
         settings[_CONTEXT] = configured_method()

@@ -207,9 +207,8 @@ class Cursor:
             self.base_seed = iterator._base_seed if self.base_seed is None else self.base_seed
             iterator._base_seed = self.base_seed
 
-    def keys(self, iterator: Any) -> Iterator[Any]:
-        """Returns the keys of the steps not handed out yet. `iterator` holds torch's iterator over all steps."""
-        begun: Iterator[Any] = iterator._sampler_iter
+    def keys(self, begun: Iterator[Any]) -> Iterator[Any]:
+        """Returns the keys of the steps not handed out yet. `begun` is torch's iterator over all steps."""
         saved = self._saved
         if self.sampling is None or not self.is_tracked:
             return begun

@@ -6,12 +6,14 @@ anything raises, the samples are fetched and collated instead, and torch's own c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from penstock._fill.cast import DTYPES, Empty, FieldMemory
+from penstock._memory.guests import LateLeaves
 from penstock._system.panics import ordinary
 from penstock._work.job import Job
 from penstock.source._dataset import Subset
@@ -20,6 +22,7 @@ from penstock.source._nested import is_of_numpy, leaves_of, method_of
 from penstock.source._packing import PackedRows
 from penstock.source._stages import SameKeys
 from penstock.torch._collate import is_usual, takes, takes_rows
+from penstock.torch._tensors import native
 
 
 class Gathered(NamedTuple):
@@ -32,16 +35,19 @@ class Gathered(NamedTuple):
 class TensorGather:
     """Gathers the batches of one worker. Checks once, with one sample, whether torch would stack such samples.
 
-    If it returns None after `__gather__` has run (`has_run`), the user's code may have drawn random numbers. Only a
-    `seeded` caller can draw them again. So for other callers, it gathers only if no such code runs.
+    If it returns None after `__gather__` has run (`has_run`), then code of the user may have drawn random numbers.
+    If the caller is not `seeded` and so cannot draw them again, it only gathers what runs no such code.
+
+    If the batch is for another process (`late`), its tensors are made there.
     """
 
     has_run = False
 
-    def __init__(self, job: Job, *, seeded: bool) -> None:
+    def __init__(self, job: Job, *, seeded: bool, late: bool) -> None:
         self._dataset, self._seeded = job.dataset, seeded
         # __gather__ converts to numpy's dtypes. Others, such as bfloat16, are made of the finished tensors.
         self._converts = job.cast is None or {name for _, name in job.cast.fields} <= {None, *DTYPES}
+        self._late = late and self._converts
         self._is_certain: bool | None = None  # None: not known yet
 
     def __call__(self, keys: Any, empty: Empty) -> Gathered | None:
@@ -76,7 +82,9 @@ class TensorGather:
             self._is_certain = _would_be_stacked(self._dataset[first])
             if not self._is_certain:
                 return None
-        return Gathered(_tensors(batch, list), len(keys))
+        if self._late:
+            return Gathered(LateLeaves(_as_torch(batch, _itself), native), len(keys))
+        return Gathered(_as_torch(batch, torch.from_numpy), len(keys))
 
 
 def is_closed(dataset: Any) -> bool:
@@ -113,17 +121,24 @@ def _would_be_stacked(sample: Any) -> bool:
     return all(type(value) in (str, bytes) or takes(value) for value in values)
 
 
-def _tensors(batch: Any, texts: type) -> Any:
-    """Converts penstock's batch to torch's. Raises TypeError if torch might collate the samples differently."""
+def _itself(array: Any) -> Any:
+    return array
+
+
+def _as_torch(batch: Any, leaf: Callable[[Any], Any], texts: type = list) -> Any:
+    """Converts penstock's batch to torch's, with `leaf(array)` for each array.
+
+    Raises TypeError if torch might collate the samples differently.
+    """
     kind = type(batch)
     if kind is np.ndarray:
         if not takes_rows(batch.dtype, batch.ndim == 1) or not batch.flags.c_contiguous:
             raise TypeError(f"torch may not keep {batch.dtype}")
-        return torch.from_numpy(batch)
+        return leaf(batch)
     if kind is dict:
-        return {key: _tensors(column, list) for key, column in batch.items()}
+        return {key: _as_torch(column, leaf) for key, column in batch.items()}
     if kind is tuple:
-        return [_tensors(column, tuple) for column in batch]  # torch zips tuples, so a column of text is a tuple
+        return [_as_torch(column, leaf, tuple) for column in batch]  # torch zips tuples: a column of text is a tuple
     if kind is list:
         return texts(batch)
     raise TypeError(f"a {kind.__name__} is not a part of a gathered batch")

@@ -34,11 +34,13 @@ from penstock.torch._status import begun_on_penstock
 class Inline(private.InlineIterator):  # type: ignore[misc]
     """The iterator of a loader without workers, which runs torch's own loop in the caller's process."""
 
+    _sampler_iter: Any
+
     @never_ends
     def __init__(self, loader: Any) -> None:
         cursor = self._cursor = Cursor.of(loader)
         cursor.begin(partial(self._begin, loader), self)
-        keys, beyond = cursor.keys(self), cursor.progress.begin.beyond
+        keys, beyond = cursor.keys(self._sampler_iter), cursor.progress.begin.beyond
         self._sampler_iter = _except(keys, cursor.progress.steps, beyond) if beyond else keys
         self.steps_before = cursor.steps_before
         self._num_yielded += self.steps_before  # SpeechBrain's patched constructor may have skipped some
@@ -62,6 +64,13 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
             # Its StopIteration would look like the stream's end.
             fetcher.collate_fn = never_ends(with_tensors(fetcher.collate_fn))
             self._cursor.open_stream(fetcher, getattr(loader, "batch_size", None) or 1)
+
+    def __next__(self) -> Any:
+        if self._cursor.is_stream or not private.takes_plainly(private.InlineIterator):
+            return super().__next__()
+        data = self._next_data()
+        self._num_yielded += 1
+        return data
 
     @raises_instead
     def _next_data(self) -> Any:
@@ -153,6 +162,13 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
             finally:
                 del error  # its traceback refers to this frame, which must not refer back to it
         _begun(loader, cursor)
+
+    def __next__(self) -> Any:
+        if self._cursor.is_stream or not private.takes_plainly(private.WorkersIterator):
+            return super().__next__()
+        data = self._next_data()
+        self._num_yielded += 1
+        return data
 
     @raises_instead
     def _next_data(self) -> Any:

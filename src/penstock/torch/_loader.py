@@ -19,6 +19,7 @@ from penstock._options import BY_LENGTH, OPTIONS, Balance, Casting, LastBatch, O
 from penstock._session.session import Session
 from penstock._session.tracing import Tracing
 from penstock._system.ending import never_ends
+from penstock._system.platform import HAS_PROCESSES, SYSTEM
 from penstock.backends import _base as backends
 from penstock.batch import Batch
 from penstock.source._dataset import Keyed
@@ -452,6 +453,8 @@ def _kind_of_iterator(kind: type, loader: Any) -> type:
         reason = f"its iterators are of a class of their own, {kind.__name__}, which changes parts of torch's engine"
     elif isinstance(loader.dataset, private.PIPES):
         reason = "DataPipes are seeded and sharded by torch's own engine"
+    elif not HAS_PROCESSES:
+        reason = f"penstock's worker processes need Linux, and this is {SYSTEM}"
     else:
         return Workers
     if not isinstance(loader, DataLoader) and given_in(getattr(loader, "timeout", None)) is not None:

@@ -29,6 +29,7 @@ from penstock.torch import _private as private
 from penstock.torch._collate import with_tensors
 from penstock.torch._core import core_of
 from penstock.torch._cursor import Cursor
+from penstock.torch._sampling import in_arrays
 from penstock.torch._worker import Replica, sealed
 
 _SHOWN = [name for name in shown_names() if OPTIONS[name].face.is_theirs]
@@ -129,9 +130,15 @@ class TorchSemantics:
     def run(self, session: Session) -> Run:
         """Returns a run over the steps not handed out yet. torch has already called `iter()` on the sampler."""
         cursor = self._cursor
-        keys = cursor.keys(self._iterator)
-        if private.is_batched(self._loader):  # a task of a stream has the number of samples to read
-            keys = map(len if cursor.is_stream else sealed, keys)
+        begun = self._iterator._sampler_iter
+        if cursor.is_stream:
+            keys = cursor.keys(begun)
+            if private.is_batched(self._loader):  # a task has the number of samples to read
+                keys = map(len, keys)
+        else:
+            keys = cursor.keys(in_arrays(self._loader._index_sampler, begun))
+            if private.is_batched(self._loader):
+                keys = map(sealed, keys)
         at = Begin(cursor.progress.steps, frozenset(cursor.progress.beyond))
         # As in torch, an error of the sampler is raised by the call that reads the sampler, although that call reads
         # the keys of a later step.

@@ -30,6 +30,7 @@ from penstock.errors import InternalError, RemoteTraceback
 from penstock.torch import _private as private
 from penstock.torch._collate import PadTensors, collate, explain
 from penstock.torch._gather import Gathered, TensorGather
+from penstock.torch._sampling import Sealed
 from penstock.worker_info import WorkerInfo
 
 Resumed = tuple[Mark | None, int]
@@ -58,7 +59,7 @@ class Replica:
         self._gauge: Gauge | NoGauge = NO_GAUGE  # of the task
         self._mark: bytes | None = None
         gathers = job.batched and job.collate_fn is None and not stream
-        self._gather = TensorGather(job, seeded=False) if gathers else None
+        self._gather = TensorGather(job, seeded=False, late=True) if gathers else None
 
     def begin(self, seat: int, *, alone: bool) -> None:
         """Seeds the generators once for all tasks, as torch does. Random numbers thus depend on earlier tasks."""
@@ -240,6 +241,8 @@ class TorchFailure(NamedTuple):
 
 def sealed(keys: Any) -> Any:
     """Packs the keys of a batch for sending. `_keys` unpacks exactly the keys that the sampler yielded."""
+    if type(keys) is Sealed:
+        return keys.keys
     return keys if type(keys) is list and set(map(type, keys)) == {int} else (keys,)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from penstock._system.platform import HAS_PROCESSES
 from penstock.stats._units import count, seconds, share
 
 HELPS = 1.1
@@ -49,7 +50,7 @@ class Choice(NamedTuple):
 
 
 INLINE = Choice("inline", 0)
-_KINDS = ("thread", "process")
+_KINDS = ("thread", "process") if HAS_PROCESSES else ("thread",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,11 @@ The file has far more slots than are ever used, but it is sparse: only pages tha
 
 from __future__ import annotations
 
-import fcntl
 import os
 import struct
 
 from penstock._memory.mapping import grow, mapped
+from penstock._system.platform import fcntl
 from penstock._wire.task import NOTICE, Notice
 from penstock.errors import InternalError
 

@@ -21,7 +21,6 @@ each request:
 from __future__ import annotations
 
 import errno
-import fcntl
 import gc
 import marshal
 import os
@@ -38,6 +37,7 @@ from penstock._memory.slabs import own_fork
 from penstock._system.descriptors import close, close_in_child, kept_by_child, no_fork, open_memfd
 from penstock._system.interrupts import acquire, import_whole, interrupts_deferred
 from penstock._system.limits import no_more_processes
+from penstock._system.platform import fcntl
 from penstock._system.warnings import called_through
 from penstock._wire.failure import Failure, restore
 from penstock._wire.shipment import pack, unpack

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 from penstock._printable import counted
 from penstock._system import limits
+from penstock._system.platform import HAS_PROCESSES, SYSTEM
 from penstock._system.warnings import warn_caller
 
 # Seconds of CPU time that a forked worker takes to start, about half of it in the parent. Other start methods
@@ -16,10 +14,10 @@ _START = 0.015
 
 def check_machine(workers: int) -> None:
     """Raises an error if this system cannot run worker processes, and warns if there are more workers than CPUs."""
-    if not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")):
+    if not HAS_PROCESSES:
         raise RuntimeError(
-            f"Worker processes need Linux (memfd and pidfd), but this is {sys.platform}. "
-            'Use backend="thread", or num_workers=0.'
+            f"Worker processes need Linux (fork, memfd and pidfd), but this is {SYSTEM}. Use num_workers=0, or "
+            'penstock.DataLoader with backend="thread".'
         )
     usable = limits.usable_cpus()
     if workers > usable:

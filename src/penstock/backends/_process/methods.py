@@ -48,8 +48,9 @@ def _configured() -> str | None:
     if multiprocessing is None:
         return None
     method: str | None = multiprocessing.get_start_method(allow_none=True)
-    # The default does not count as a choice: multiprocessing sets it when a program makes a lock, as tqdm does.
-    if method == "fork" == multiprocessing.get_all_start_methods()[0]:
+    # The default (fork; from Python 3.14 on, forkserver) does not count as a choice: multiprocessing sets it when a
+    # program makes a lock, as tqdm does.
+    if method == multiprocessing.get_all_start_methods()[0]:
         return None
     # A library may have set a method of its own, as in joblib's workers: the program did not choose it.
     return method if method in METHODS else None

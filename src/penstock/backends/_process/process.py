@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import math
 import os
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 from penstock._system.descriptors import close, close_in_child, no_fork
 from penstock._system.interrupts import block_signals, interrupts_deferred, set_blocked_signals
 from penstock._system.limits import no_more_processes
+from penstock._system.platform import fcntl
 from penstock._system.threads import started
 from penstock._wire.failure import Failure, restore
 from penstock.backends._process.relatives import Child, CurrentWorker

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
+from penstock._system.platform import register_at_fork
+
 # Has `_process_counter`, which numbers the children of this process, and `_children`, the live ones.
 _known: Any = multiprocessing.process
 
@@ -126,4 +128,4 @@ def _disown() -> None:
     _known._children = {child for child in _known._children if not isinstance(child, Child)}
 
 
-os.register_at_fork(after_in_child=_disown)
+register_at_fork(after_in_child=_disown)

@@ -13,6 +13,7 @@ from time import process_time_ns
 from penstock._at_work import at_work
 from penstock._measure.gauges import Gauge, Gauges
 from penstock._memory.slabs import Arena, Region
+from penstock._system.limits import usable_cpus
 from penstock._wire.reply import Replier, memfd_stray
 from penstock._work.job import Job
 from penstock.backends._executor import TaskExecutor
@@ -27,7 +28,7 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
     job = payload() if isinstance(payload, weakref.ref) else payload
     assert isinstance(job, Job)
     worker, seat = divmod(number, SEATS)
-    if job.num_workers <= len(os.sched_getaffinity(0)):  # more workers mostly wait, and would wake up too late
+    if job.num_workers <= usable_cpus():  # more workers mostly wait, and would wake up too late
         _give_way()
     at_work.source = None  # a forked worker may have been started from inside a dataset
     tell_when_asked(fds["stacks"])

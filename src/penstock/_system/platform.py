@@ -1,0 +1,87 @@
+"""What macOS and Windows lack of the system calls that penstock uses, and what takes their place.
+
+Worker processes, and all memory and locks that processes share, need Linux. Everything else runs wherever Python
+does. So modules that run everywhere import the names below from here, and not from `os`. Modules that only worker
+processes need use `os` itself. Each constant depends on a system call and not on the name of the system. See
+docs/decisions/0058.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+def _module(name: str) -> Any:
+    """Returns a module of the standard library, or None on a system without it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+SYSTEM = {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
+"""The name of the operating system, for messages."""
+
+# None on Windows. On macOS, `fcntl` lacks seals and the locks of open files.
+fcntl, resource, pwd, grp = map(_module, ("fcntl", "resource", "pwd", "grp"))
+
+HAS_PROCESSES = all(hasattr(os, name) for name in ("fork", "memfd_create", "pidfd_open"))
+"""True if worker processes can run here, memory can be shared with other processes, and `/proc` describes them."""
+
+HAS_LOCKS = hasattr(fcntl, "F_OFD_SETLK")
+"""True if a lock can belong to an open file, as the cache of remote files needs it. Only Linux has such locks."""
+
+HAS_OWNERS = hasattr(os, "geteuid")
+"""True if the owner and the mode of a file say who may write it. On Windows, they say nothing."""
+
+
+def _constant(module: Any, name: str) -> int:
+    """Returns a constant, or 0 if the module lacks it."""
+    found: int = getattr(module, name, 0)
+    return found
+
+
+# Flags of `os.open`. O_BINARY is 0 on all systems but Windows, which would change line ends in the bytes of a file.
+CLOSED_IN_PROGRAMS = _constant(os, "O_CLOEXEC") | _constant(os, "O_NOINHERIT") | _constant(os, "O_BINARY")
+NO_WAIT = _constant(os, "O_NONBLOCK")
+NO_LINK = _constant(os, "O_NOFOLLOW")
+
+SEAL_SHRINK, SEAL_GROW, SEAL_WRITE = (_constant(fcntl, f"F_SEAL_{name}") for name in ("SHRINK", "GROW", "WRITE"))
+
+# Signals that end the process, and cannot have a handler.
+UNCATCHABLE = {_constant(_module("_signal"), name) for name in ("SIGKILL", "SIGSTOP")} - {0}
+
+
+def _no_forks(
+    *,
+    before: Callable[[], object] | None = None,
+    after_in_parent: Callable[[], object] | None = None,
+    after_in_child: Callable[[], object] | None = None,
+) -> None:
+    """Replaces `os.register_at_fork` on Windows, where no process forks."""
+
+
+register_at_fork = getattr(os, "register_at_fork", _no_forks)
+
+_position = threading.Lock()
+
+
+def _pread(fd: int, length: int, offset: int) -> bytes:
+    """Replaces `os.pread` on Windows."""
+    with _position:  # every descriptor that is read in this way has a position that nobody else uses
+        os.lseek(fd, offset, os.SEEK_SET)
+        return os.read(fd, length)
+
+
+pread: Callable[[int, int, int], bytes] = getattr(os, "pread", _pread)
+
+
+def advise_to_read(fd: int, start: int, length: int) -> None:
+    """Tells the kernel that this range of a file will be read soon. Does nothing if it takes no such advice."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, start, length, os.POSIX_FADV_WILLNEED)
