@@ -63,7 +63,7 @@ def among(rows: Sequence[int], n: int) -> Iterator[None]:
 
 
 class _Parts(Source):
-    """Provides random numbers for the parts of a sample, such as the documents of a packed row, by their own keys."""
+    """Gives each part of a sample, such as a document of a packed row, random numbers that belong to its own key."""
 
     def __init__(self, keys: Sequence[Any], outer: Source) -> None:
         self._keys, self._outer = keys, outer

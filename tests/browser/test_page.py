@@ -139,7 +139,7 @@ def test_without_javascript_every_number_is_there(window: Window, made: Any, pic
         window.show(made(stats()), 390)
         window.picture(pictures / "no-javascript.png")
         shown = window.driver.find_element("css selector", "main").text
-        assert "Waiting and working" in shown and "workers replaced" in shown and "60.00" not in shown
+        assert "Waiting and working" in shown and "crashed workers" in shown and "60.00" not in shown
         window.driver.find_element("xpath", "//summary[starts-with(., 'History')]").click()
         assert "60.00" in window.driver.find_element("id", "history").text
     finally:

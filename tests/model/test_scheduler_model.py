@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -47,6 +48,10 @@ from penstock._schedule.slabs import SlabStates
 from penstock._schedule.states import ABANDONED, FILLED, LOST, OPEN, POSTED, Step
 
 EVERY = frozenset(range(9))
+
+reader = partial(Setting, rule=OneReader, workers=1, ends="stream")
+seats = partial(Setting, rule=Assigned, ends="found", ahead=False)
+seats_of_streams = partial(Setting, rule=Assigned, ends="stream")
 
 WORLDS = {
     "one crash, two held": Setting(runs=(4,), crashes=1, hold=2),
@@ -130,9 +135,7 @@ WORLDS = {
     "a sampler that raises, and a crew that dies at birth": Setting(
         runs=(3, 1), raising=(0, 1), window=2, workers=1, retries=0, crashes=5
     ),
-    "a sampler that raises, fixed assignment": Setting(
-        runs=(3, 2), rule=Assigned, ends="found", ahead=False, raising=(0, 1), cancels=1, window=2, unread=0
-    ),
+    "a sampler that raises, fixed assignment": seats(runs=(3, 2), raising=(0, 1), cancels=1, window=2, unread=0),
     "more workers": Setting(runs=(3,), window=2, workers=1, resizes=((2, 3),), crashes=1, unread=0),
     "fewer workers": Setting(runs=(2,), window=3, resizes=((1, 2),), crashes=1, unread=0),
     "fewer workers, then more": Setting(runs=(1,), window=2, resizes=((1, 1), (2, 2)), crashes=1, unread=0),
@@ -153,134 +156,43 @@ WORLDS = {
     "a window that shrinks and grows": Setting(
         runs=(3,), workers=1, resizes=((1, 1), (1, 2)), hold=2, spare=1, unread=0
     ),
-    "one reader that tells": Setting(
-        runs=(3, 1), rule=OneReader, workers=1, ends="stream", tells=EVERY, crashes=1, window=2, unread=0
+    "one reader that tells": reader(runs=(3, 1), tells=EVERY, crashes=1, window=2, unread=0),
+    "one reader that never tells": reader(runs=(2, 1), crashes=2, window=2, hold=2, unread=0),
+    "one reader that tells once": reader(runs=(3, 1), tells=frozenset({1}), crashes=2, window=2, unread=0),
+    "one reader, cancel": reader(runs=(2, 1), tells=EVERY, crashes=1, window=2, cancels=1, unread=0),
+    "one reader, no retries": reader(runs=(2, 1), tells=EVERY, retries=0, crashes=2, window=2, unread=0),
+    "one reader that is not started": reader(
+        runs=(2,), tells=frozenset({1}), retries=0, crashes=1, refusals=2, window=2, unread=0
     ),
-    "one reader that never tells": Setting(
-        runs=(2, 1), rule=OneReader, workers=1, ends="stream", crashes=2, window=2, hold=2, unread=0
+    "one reader, as it comes": reader(
+        runs=(2, 1), tells=frozenset({0}), crashes=2, window=2, in_order=False, unread=0
     ),
-    "one reader that tells once": Setting(
-        runs=(3, 1),
-        rule=OneReader,
-        workers=1,
-        ends="stream",
-        tells=frozenset({1}),
-        crashes=2,
-        window=2,
-        unread=0,
+    "one reader that dies at birth": reader(runs=(2, 1), tells=EVERY, retries=0, crashes=4, window=1, unread=0),
+    "one reader, resized": reader(runs=(2,), tells=EVERY, crashes=1, window=2, resizes=((3, 1), (1, 3)), unread=0),
+    "seats": seats(runs=(4, 3), window=2, unread=0),
+    "seats, cancel": seats(runs=(4, 2), cancels=1, unread=0),
+    "seats, crash": seats(runs=(3, 2), window=2, crashes=1, cancels=1, unread=0),
+    "seats from the second on": seats(runs=(4, 2), workers=3, seat=1, unread=0),
+    "seats, as they come": seats(runs=(4, 2), cancels=1, in_order=False, unread=0),
+    "seats with streams": seats_of_streams(runs=(0, 0), lengths=(1, 2), window=2, unread=0),
+    "three seats with streams": seats_of_streams(runs=(0,), lengths=(2, 0, 1), workers=3, seat=2, unread=0),
+    "three seats with streams, as they come": seats_of_streams(
+        runs=(0,), lengths=(1, 0, 1), workers=3, in_order=False, unread=0
     ),
-    "one reader, cancel": Setting(
-        runs=(2, 1),
-        rule=OneReader,
-        workers=1,
-        ends="stream",
-        tells=EVERY,
-        crashes=1,
-        window=2,
-        cancels=1,
-        unread=0,
+    "seats with streams, cancel": seats_of_streams(runs=(0, 0), lengths=(0, 2), window=2, cancels=1, unread=0),
+    "seats with streams, as they come": seats_of_streams(
+        runs=(0, 0), lengths=(1, 0), window=2, in_order=False, cancels=1, unread=0
     ),
-    "one reader, no retries": Setting(
-        runs=(2, 1),
-        rule=OneReader,
-        workers=1,
-        ends="stream",
-        tells=EVERY,
-        retries=0,
-        crashes=2,
-        window=2,
-        unread=0,
-    ),
-    "one reader that is not started": Setting(
-        runs=(2,),
-        rule=OneReader,
-        workers=1,
-        ends="stream",
-        tells=frozenset({1}),
-        retries=0,
-        crashes=1,
-        refusals=2,
-        window=2,
-        unread=0,
-    ),
-    "one reader, as it comes": Setting(
-        runs=(2, 1),
-        rule=OneReader,
-        workers=1,
-        ends="stream",
-        tells=frozenset({0}),
-        crashes=2,
-        window=2,
-        in_order=False,
-        unread=0,
-    ),
-    "one reader that dies at birth": Setting(
-        runs=(2, 1),
-        rule=OneReader,
-        workers=1,
-        ends="stream",
-        tells=EVERY,
-        retries=0,
-        crashes=4,
-        window=1,
-        unread=0,
-    ),
-    "one reader, resized": Setting(
-        runs=(2,),
-        rule=OneReader,
-        workers=1,
-        ends="stream",
-        tells=EVERY,
-        crashes=1,
-        window=2,
-        resizes=((3, 1), (1, 3)),
-        unread=0,
-    ),
-    "seats": Setting(runs=(4, 3), rule=Assigned, ends="found", ahead=False, window=2, unread=0),
-    "seats, cancel": Setting(runs=(4, 2), rule=Assigned, ends="found", ahead=False, cancels=1, unread=0),
-    "seats, crash": Setting(
-        runs=(3, 2), rule=Assigned, ends="found", ahead=False, window=2, crashes=1, cancels=1, unread=0
-    ),
-    "seats from the second on": Setting(
-        runs=(4, 2), rule=Assigned, ends="found", ahead=False, workers=3, seat=1, unread=0
-    ),
-    "seats, as they come": Setting(
-        runs=(4, 2), rule=Assigned, ends="found", ahead=False, cancels=1, in_order=False, unread=0
-    ),
-    "seats with streams": Setting(runs=(0, 0), rule=Assigned, ends="stream", lengths=(1, 2), window=2, unread=0),
-    "three seats with streams": Setting(
-        runs=(0,), rule=Assigned, ends="stream", lengths=(2, 0, 1), workers=3, seat=2, unread=0
-    ),
-    "three seats with streams, as they come": Setting(
-        runs=(0,), rule=Assigned, ends="stream", lengths=(1, 0, 1), workers=3, in_order=False, unread=0
-    ),
-    "seats with streams, cancel": Setting(
-        runs=(0, 0), rule=Assigned, ends="stream", lengths=(0, 2), window=2, cancels=1, unread=0
-    ),
-    "seats with streams, as they come": Setting(
-        runs=(0, 0),
-        rule=Assigned,
-        ends="stream",
-        lengths=(1, 0),
-        window=2,
-        in_order=False,
-        cancels=1,
-        unread=0,
-    ),
-    "seats with streams, crash": Setting(
-        runs=(0,), rule=Assigned, ends="stream", lengths=(2, 1), window=2, crashes=1, unread=0
-    ),
-    "seats with streams, once, crash and cancel": Setting(
-        runs=(0,), rule=Assigned, ends="stream", lengths=(0, 1), once=True, crashes=1, cancels=1, unread=0
+    "seats with streams, crash": seats_of_streams(runs=(0,), lengths=(2, 1), window=2, crashes=1, unread=0),
+    "seats with streams, once, crash and cancel": seats_of_streams(
+        runs=(0,), lengths=(0, 1), once=True, crashes=1, cancels=1, unread=0
     ),
 }
 
 WIDE = {
-    "seats with streams, once": Setting(
-        runs=(0,), rule=Assigned, ends="stream", lengths=(2, 0, 1), workers=3, once=True, unread=0
-    ),
-    "seats with streams, once, out of order": Setting(
-        runs=(0,), rule=Assigned, ends="stream", lengths=(1, 0, 1), workers=3, once=True, in_order=False, unread=0
+    "seats with streams, once": seats_of_streams(runs=(0,), lengths=(2, 0, 1), workers=3, once=True, unread=0),
+    "seats with streams, once, out of order": seats_of_streams(
+        runs=(0,), lengths=(1, 0, 1), workers=3, once=True, in_order=False, unread=0
     ),
     "crash and cancel": Setting(runs=(4, 2), hold=2, crashes=1, cancels=1, unread=0),
     "stream, crash, wide window": Setting(runs=(1, 1), ends="stream", crashes=1, unread=0),
@@ -305,10 +217,8 @@ WIDE = {
     "more workers, then fewer, crash": Setting(
         runs=(2, 1), window=2, workers=1, resizes=((3, 2), (1, 1)), crashes=1, unread=0
     ),
-    "one reader, cancel": Setting(
-        runs=(2, 2), rule=OneReader, workers=1, ends="stream", tells=EVERY, crashes=2, window=2, cancels=1
-    ),
-    "seats with streams": Setting(runs=(0, 0), rule=Assigned, ends="stream", lengths=(1, 3), window=4, unread=0),
+    "one reader, cancel": reader(runs=(2, 2), tells=EVERY, crashes=2, window=2, cancels=1),
+    "seats with streams": seats_of_streams(runs=(0, 0), lengths=(1, 3), window=4, unread=0),
 }
 
 # Worlds of above, and what is larger in them.
@@ -358,10 +268,8 @@ def test_every_law_holds_in_every_state_of_the_wide_world(name: str) -> None:
 CLOSED = {
     "any worker": Setting(runs=(2, 1), window=2, crashes=1, cancels=1),
     "changes and resizes": Setting(runs=(1,), ends="found", window=2, changes=1, resizes=((1, 1),), unread=0),
-    "one reader": Setting(
-        runs=(2,), rule=OneReader, workers=1, ends="stream", tells=EVERY, crashes=1, window=2, unread=0
-    ),
-    "seats": Setting(runs=(2,), rule=Assigned, ends="found", ahead=False, window=2, cancels=1, unread=0),
+    "one reader": reader(runs=(2,), tells=EVERY, crashes=1, window=2, unread=0),
+    "seats": seats(runs=(2,), window=2, cancels=1, unread=0),
 }
 
 
@@ -1055,11 +963,11 @@ TELLS = Setting(runs=(2, 1), **READER, tells=EVERY, crashes=1)
 SILENT = Setting(runs=(3, 1), **READER, crashes=1)
 READER_AT_BIRTH = Setting(runs=(2, 1), **READER, tells=EVERY, retries=0, crashes=2)
 READERS = Setting(runs=(2, 1), **READER, tells=EVERY, resizes=((2, 2),))
-SEATS = Setting(runs=(3, 3), rule=Assigned, ends="found", ahead=False, window=2, cancels=1, unread=0)
-SECOND = Setting(runs=(3,), rule=Assigned, ends="found", ahead=False, window=2, seat=1, crashes=1, unread=0)
-ROUNDS = Setting(runs=(0,), rule=Assigned, ends="stream", lengths=(2, 0, 2), workers=3, unread=0)
-ONCE = Setting(runs=(0,), rule=Assigned, ends="stream", lengths=(0, 1), window=3, once=True, crashes=1, unread=0)
-STREAMS = Setting(runs=(0, 0), rule=Assigned, ends="stream", lengths=(1, 2), window=2, cancels=1, unread=0)
+SEATS = seats(runs=(3, 3), window=2, cancels=1, unread=0)
+SECOND = seats(runs=(3,), window=2, seat=1, crashes=1, unread=0)
+ROUNDS = seats_of_streams(runs=(0,), lengths=(2, 0, 2), workers=3, unread=0)
+ONCE = seats_of_streams(runs=(0,), lengths=(0, 1), window=3, once=True, crashes=1, unread=0)
+STREAMS = seats_of_streams(runs=(0, 0), lengths=(1, 2), window=2, cancels=1, unread=0)
 
 BUGS: list[tuple[type, Setting]] = [
     (LendsASlabThatItAlsoFrees, NEXT),

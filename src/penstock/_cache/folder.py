@@ -73,7 +73,7 @@ class FolderListing(NamedTuple):
 
 
 class FreeSpace:
-    """Tracks the free space in a folder, to avoid listing the folder, which is slow."""
+    """Tracks the free space in a folder, so that the folder is listed, which is slow, only if it may be full."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder, self._listed = folder, FolderListing({}, [])

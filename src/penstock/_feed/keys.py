@@ -311,11 +311,31 @@ class _DrawnKeys(Reading):
         return keys
 
 
-class Keys:
-    """The keys of the loader's current epoch, in order."""
+class BatchesOfKeys:
+    """The keys of each batch of the loader's current epoch, in order, as lists."""
 
     def __init__(self, now: Now) -> None:
         self._now = now
+
+    def __iter__(self) -> Iterator[Any]:
+        plan, epoch = self._plan()
+        return map(plain, plan.draw(epoch))
+
+    def __len__(self) -> int:
+        plan, epoch = self._plan()
+        steps = plan.steps(epoch)
+        if steps is None:
+            raise TypeError("The epoch has no end, and so no len().")
+        return steps
+
+    def _plan(self) -> tuple[ComputedPlan, int]:
+        plan, epoch = self._now()
+        assert isinstance(plan, ComputedPlan)
+        return plan, epoch
+
+
+class Keys(BatchesOfKeys):
+    """The keys of the loader's current epoch, in order."""
 
     def __iter__(self) -> Iterator[Any]:
         plan, epoch = self._plan()
@@ -323,42 +343,15 @@ class Keys:
             yield from keys if isinstance(keys, list) else np.atleast_1d(keys).tolist()
 
     def __len__(self) -> int:
+        last = super().__len__() - 1
         plan, epoch = self._plan()
-        steps = plan.steps(epoch)
-        if steps is None:
-            raise TypeError("The epoch has no end, and so no len().")
         if not isinstance(plan, OrderPlan):
             return sum(map(len, plan.draw(epoch)))
-        last = steps - 1
         return 0 if last < 0 else last * (plan.batch_size or 1) + np.size(plan.keys(epoch, last))
 
     def _plan(self) -> tuple[ComputedPlan, int]:
-        plan, epoch = self._now()
-        assert isinstance(plan, ComputedPlan)
+        plan, epoch = super()._plan()
         if type(plan) is not OrderPlan:
             return plan, epoch
         whole = plan.world == 1 and not plan.padded and not plan.rollover
         return OrderPlan(plan.order, None) if whole else plan, epoch
-
-
-class BatchesOfKeys:
-    """The keys of each batch of the loader's current epoch, in order, as lists."""
-
-    def __init__(self, now: Now) -> None:
-        self._now = now
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        plan, epoch = self._computed()
-        return map(plain, plan.draw(epoch))
-
-    def __len__(self) -> int:
-        plan, epoch = self._computed()
-        steps = plan.steps(epoch)
-        if steps is None:
-            raise TypeError("The epoch has no end, and so no len().")
-        return steps
-
-    def _computed(self) -> tuple[ComputedPlan, int]:
-        plan, epoch = self._now()
-        assert isinstance(plan, ComputedPlan)
-        return plan, epoch

@@ -366,7 +366,7 @@ class Gauge:
     def stepped(self, samples: int) -> None:
         """Records the times of a task's first step, if it was timed in detail. Other steps are assumed to be similar.
 
-        `samples` is the number of samples in the step, or 0 if it is unknown.
+        `samples` is the number of samples in the step, or 0 if the step failed or the number is unknown.
         """
         now, began = _clock(), self._began
         self.detailed = False

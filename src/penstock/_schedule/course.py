@@ -53,7 +53,7 @@ class Course:
         return drawn, ends
 
     def refuse(self, seq: int, error: BaseException) -> bool:
-        """Ends the task's run with an error. Returns False if that is not the current run, but the prefetched one."""
+        """Ends the run of this task with an error. Returns False if that is the prefetched run."""
         task = self._out.pop(seq)
         self._again.clear()  # these come after it
         # A task that is posted again may belong to the current run, although steps of the next run are already drawn.
@@ -98,7 +98,7 @@ class Course:
         self.filled = {earlier: outcome for earlier, outcome in self.filled.items() if earlier < seq}
 
     def redo(self) -> int:
-        """Queues all steps of this run not handed out again, and returns their number. Drops the next run's steps."""
+        """Queues again the steps that were not handed out, and returns how many. Drops the next run's steps."""
         again = [task for task, _ in self.ready]
         again += [step for seq in sorted(self._out) for step in self._out[seq].single()]
         again += self._again

@@ -1,4 +1,4 @@
-"""Forecasts: tells a dataset that has a `__foresee__` method which keys the loader will ask for."""
+"""Tells a dataset with a `__foresee__` method which keys the loader will ask for."""
 
 from __future__ import annotations
 

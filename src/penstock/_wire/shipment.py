@@ -292,7 +292,7 @@ def _unshippable(payload: object) -> UnshippableDataset | None:
 
 
 def _first_refused(parts: list[tuple[str, object]]) -> tuple[str, object, Exception] | None:
-    """Finds the first part that cannot be pickled, by bisection: there may be a million samples."""
+    """Finds the first part that cannot be pickled, by bisection, because there may be a million samples."""
     while len(parts) > 1:
         half = parts[: len(parts) // 2]
         refused = _refusal([part for _, part in half]) is not None

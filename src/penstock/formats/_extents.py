@@ -126,7 +126,9 @@ class Extents(Format):
         return row
 
     def sample(self, row: int) -> Any:
-        number, row = self.locate(row)
+        return self._sample_at(*self.locate(row))
+
+    def _sample_at(self, number: int, row: int) -> Any:
         start, length = self.extent(number, row)
         if self.max_sample_bytes is not None and length > self.max_sample_bytes:
             self._refuse_large(number, start, length)

@@ -85,10 +85,7 @@ class UncountedTar(Tar):
         number, row = divmod(as_int(key), _ROW + 1)
         if not 0 <= number < len(self.files) or row >= self.count(number):
             raise IndexError(f"key {as_int(key)} is not in {self!r}: it has no sample {row:,} in shard {number:,}.")
-        start, length = self.extent(number, row)
-        if self.max_sample_bytes is not None and length > self.max_sample_bytes:
-            self._refuse_large(number, start, length)
-        return self.decoded(self.files[number].read(start, length), number, row)
+        return self._sample_at(number, row)
 
     __getitems__ = Tar.__getitems__  # `Dataset` removes it from a class that replaces `__getitem__`
 

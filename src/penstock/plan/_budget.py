@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.plan._order import Order, Permutation
-from penstock.plan._plan import ComputedPlan, FirstOpen, Upcoming, WindowCosts, check_shape, check_start
+from penstock.plan._plan import FirstOpen, Upcoming, WindowCosts, check_shape, check_start
 from penstock.plan._samplers import positive
 from penstock.plan._seeds import hashes, mix
-from penstock.plan._windows import MOST_RANKS, Edges, ItemTable, Memo, Place
+from penstock.plan._windows import MOST_RANKS, Edges, ItemTable, Memo, Place, PlacedPlan, count_of
 
 Int64s = NDArray[np.int64]
 
 WINDOW = 1 << 19
 """Default number of samples whose batches are cut together."""
-
-# An order with this many positions never ends.
-ENDLESS = 1 << 62
 
 
 class LengthTable:
@@ -132,8 +128,7 @@ class BudgetWindows:
         self._capped(np.arange(len(self.lengths)))
 
     def count(self, epoch: int) -> int | None:
-        size = self.order.size(epoch)
-        return None if size >= ENDLESS else -(-size // self.window)
+        return count_of(self.order, self.window, epoch)
 
     def size(self, epoch: int, number: int) -> int:
         return self._sizes.get((epoch, number), lambda: len(self.cut(epoch, number).starts) - 1)
@@ -284,7 +279,7 @@ class _LastStep(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class BudgetPlan(ComputedPlan):
+class BudgetPlan(PlacedPlan):
     """A plan that deals the batches of each window to the ranks. In every step, each rank gets one batch.
 
     One step takes the next `world` batches of the window, which have about the same width. If fewer batches are left
@@ -297,8 +292,6 @@ class BudgetPlan(ComputedPlan):
     number of ranks can continue there: `start` is the code of this `Place`. The rest of the current window stays
     arranged for the previous number of ranks, which is part of the place. Later windows are arranged for the new
     number.
-
-    The number of the step at `start` is given as `first_step`, because computing it would need all earlier windows.
     """
 
     windows: BudgetWindows
@@ -329,18 +322,9 @@ class BudgetPlan(ComputedPlan):
     def content(self) -> tuple[Any, ...]:
         return self.windows, self.windows.lengths.numbers, self.power
 
-    def after(self) -> BudgetPlan:
-        return replace(self, start=0, first_step=0) if self.start or self.first_step else self
-
     def steps(self, epoch: int) -> int | None:
         total = self._edges.total(epoch)
         return None if total is None else self.first_step + total
-
-    def keys(self, epoch: int, step: int) -> Int64s:
-        found = self._edges.find(epoch, step - self.first_step) if step >= self.first_step else None
-        if found is None:
-            raise IndexError(f"step {step} is outside epoch {epoch}, which has {self.steps(epoch)} steps.")
-        return self._batch(epoch, *found)
 
     def pad(self, epoch: int, step: int) -> int:
         found = self._edges.find(epoch, step - self.first_step)
@@ -366,9 +350,6 @@ class BudgetPlan(ComputedPlan):
             return f"'consumed' is {consumed}, which no step of batches by a budget reaches"
         return place.fault(epoch, steps, self.windows.count(epoch), self.windows.size)
 
-    def rest(self, consumed: int | None, steps: int) -> Self:
-        return replace(self, start=consumed, first_step=steps) if consumed else self
-
     def first_open(self, epoch: int, step: int) -> FirstOpen:
         """Returns the start of the first window that has no batch in the steps before `step`."""
         place, found = Place.of(self.consumed(epoch, step)), self._edges.find(epoch, step - self.first_step)
@@ -392,12 +373,9 @@ class BudgetPlan(ComputedPlan):
         number = number if count is None else min(number, count - 1)
         return None if number < 0 else self.windows.costs(epoch, number)
 
-    def draw(self, epoch: int, start: int = 0) -> Iterator[Int64s]:
-        check_start(start)
-        step = max(start, self.first_step)
-        while (found := self._edges.find(epoch, step - self.first_step)) is not None:
-            yield self._batch(epoch, *found)
-            step += 1
+    def _step(self, epoch: int, step: int) -> Int64s | None:
+        found = self._edges.find(epoch, step - self.first_step)
+        return None if found is None else self._batch(epoch, *found)
 
     def _batch(self, epoch: int, window: int, number: int) -> Int64s:
         """Returns this rank's batch in step `number` of the window."""

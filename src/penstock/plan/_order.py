@@ -330,7 +330,7 @@ class Permutations:
     def at(
         self, which: NDArray[np.int64], keys: NDArray[np.uint64], positions: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Returns the element at each position. Each permutation has the size `sizes[which]` and its own key."""
+        """Returns one element of each permutation. The i-th has the size `sizes[which[i]]` and the key `keys[i]`."""
         cells, sizes = positions.astype(np.uint64), self._sizes[which]
         walking = np.arange(len(cells))
         while walking.size:

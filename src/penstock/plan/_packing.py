@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.plan._budget import LengthTable
-from penstock.plan._order import ENDLESS, Order, Permutation
+from penstock.plan._order import Order, Permutation
 from penstock.plan._samplers import positive
 from penstock.plan._seeds import mix
-from penstock.plan._windows import ItemTable, Memo
+from penstock.plan._windows import ItemTable, Memo, count_of
 
 Int64s = NDArray[np.int64]
 
@@ -105,8 +105,7 @@ class PackWindows:
             )
 
     def count(self, epoch: int) -> int | None:
-        size = self.order.size(epoch)
-        return None if size >= ENDLESS else -(-size // self.window)
+        return count_of(self.order, self.window, epoch)
 
     def size(self, epoch: int, number: int) -> int:
         return self._sizes.get((epoch, number), lambda: len(self.table(epoch, number)))

@@ -200,8 +200,8 @@ class OrderPlan(ComputedPlan):
 
     One step of all `world` ranks together takes the next world * batch_size positions of the order, and rank r gets
     the r-th part of them. So after any step, the ranks have consumed a prefix of the order. The rest, from position
-    `start` on, can be divided among another number of ranks, or into batches of another size. The steps are then
-    numbered as if all earlier steps had had the new sizes.
+    `start` on, can be divided among another number of ranks, or into batches of another size. Steps are then numbered
+    as if the new number of ranks and the new batch size had applied from the beginning of the epoch.
 
     If the order does not divide evenly, the last step of a rank is incomplete or missing. `drop_last` drops it on all
     ranks, `padded` completes it on all ranks with keys from the beginning of the order, and `rollover` moves its keys

@@ -6,13 +6,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock._printable import counted
-from penstock.plan._order import Order, Sequential
+from penstock.plan._order import ENDLESS, Order, Sequential
 from penstock.plan._plan import ComputedPlan, FirstOpen, Upcoming, check_shape, check_start
 
 if TYPE_CHECKING:
@@ -252,17 +252,60 @@ class InItems:
         return found[: len(keys)], first
 
 
+def count_of(order: Order, window: int, epoch: int) -> int | None:
+    """Returns the number of windows of this size in the epoch, or None if the epoch never ends."""
+    size = order.size(epoch)
+    return None if size >= ENDLESS else -(-size // window)
+
+
+class PlacedPlan(ComputedPlan):
+    """A plan by windows, which begins at the `Place` whose code is `start`, with the step `first_step`.
+
+    `first_step` must be given, because computing it would need all earlier windows.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:  # fields
+
+        @property
+        def start(self) -> int: ...
+
+    def _step(self, epoch: int, step: int) -> Any:
+        """Returns the keys of a step from `first_step` on, or None if the epoch has no such step."""
+        raise NotImplementedError
+
+    def after(self) -> Self:
+        return self._with(0, 0) if self.start or self.first_step else self
+
+    def rest(self, consumed: int | None, steps: int) -> Self:
+        return self._with(consumed, steps) if consumed else self
+
+    def _with(self, start: int, first_step: int) -> Self:
+        return replace(cast(Any, self), start=start, first_step=first_step)  # type: ignore[no-any-return]
+
+    def keys(self, epoch: int, step: int) -> Any:
+        found = self._step(epoch, step) if step >= self.first_step else None
+        if found is None:
+            raise IndexError(f"step {step} is outside epoch {epoch}, which has {self.steps(epoch)} steps.")
+        return found
+
+    def draw(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        check_start(start)
+        step = max(start, self.first_step)
+        while (keys := self._step(epoch, step)) is not None:
+            yield keys
+            step += 1
+
+
 @dataclass(frozen=True, slots=True)
-class WindowPlan(ComputedPlan):
+class WindowPlan(PlacedPlan):
     """A plan that deals the items of all windows, one window after the other, to steps and ranks.
 
     One step of all `world` ranks together takes the next world * batch_size items. Rank r gets the r-th part of them,
     as a list of keys (see `ItemKey`). After any step, the ranks have therefore consumed a prefix of the items, which
     ends at a `Place`. The rest of the epoch can be divided among another number of ranks, or into batches of another
     size: `start` is the code of the place where it begins.
-
-    The number of items in a window is known only after the window was computed. So the number of the step at `start`
-    cannot be computed from `start`, but must be given as `first_step`.
 
     If the items do not divide evenly, the last step of a rank is incomplete or missing. `drop_last` drops it on all
     ranks, and `padded` completes it on all ranks with items from the beginning of the epoch.
@@ -292,9 +335,6 @@ class WindowPlan(ComputedPlan):
     def content(self) -> tuple[Any, ...]:
         return self.order, self.windows
 
-    def after(self) -> WindowPlan:
-        return replace(self, start=0, first_step=0) if self.start or self.first_step else self
-
     def steps(self, epoch: int) -> int | None:
         total = self._edges.total(epoch)
         if total is None:
@@ -305,12 +345,6 @@ class WindowPlan(ComputedPlan):
         if not self.padded:
             left -= self.rank * self.batch_size
         return self.first_step + max(0, -(-left // self._stride))
-
-    def keys(self, epoch: int, step: int) -> list[ItemKey]:
-        found = self._step(epoch, step) if step >= self.first_step else None
-        if found is None:
-            raise IndexError(f"step {step} is outside epoch {epoch}, which has {self.steps(epoch)} steps.")
-        return found
 
     def pad(self, epoch: int, step: int) -> int:
         if not self.padded:
@@ -351,9 +385,6 @@ class WindowPlan(ComputedPlan):
             return f"'consumed' is {consumed}, a place in batches by a budget of tokens"
         return place.fault(epoch, steps, self.windows.count(epoch), self.windows.size)
 
-    def rest(self, consumed: int | None, steps: int) -> Self:
-        return replace(self, start=consumed, first_step=steps) if consumed else self
-
     def first_open(self, epoch: int, step: int) -> FirstOpen:
         """Returns the start of the first window that has no item in the steps before `step`."""
         place = Place.of(self.consumed(epoch, step))
@@ -361,13 +392,6 @@ class WindowPlan(ComputedPlan):
             return place.opens(self.windows.window, self.order.size(epoch), step)
         left = self.windows.size(epoch, place.window) - place.item
         return place.opens(self.windows.window, self.order.size(epoch), step + left // self._stride)
-
-    def draw(self, epoch: int, start: int = 0) -> Iterator[list[ItemKey]]:
-        check_start(start)
-        step = max(start, self.first_step)
-        while (keys := self._step(epoch, step)) is not None:
-            yield keys
-            step += 1
 
     def _step(self, epoch: int, step: int) -> list[ItemKey] | None:
         begin, of_all = self._index(step), self._begin + (step - self.first_step) * self._stride

@@ -88,6 +88,20 @@ def remove_bypass(cls: type, name: str, others: Sequence[str]) -> None:
         setattr(cls, name, None)
 
 
+def not_missing(found: Callable[..., T] | None, name: str = "__foresee__") -> Callable[..., T]:
+    if found is None:
+        raise AttributeError(f"no dataset inside has {name}")
+    return found
+
+
+def from_inside(find: Callable[[Any], Any], name: str = "__foresee__", inside: str = "") -> Any:
+    """Returns a property for a method that `find` makes from the wrapped datasets. It is missing if that is None.
+
+    `find` gets the dataset or, if `inside` is given, its attribute with this name.
+    """
+    return property(lambda outer: not_missing(find(getattr(outer, inside) if inside else outer), name))
+
+
 class Keyed(Protocol[T_co]):
     """Anything that can be part of a dataset. It has a sample for each key, and usually a length."""
 
@@ -387,10 +401,8 @@ class ConcatDataset(Dataset[T_co]):
         """The first key of each block of the datasets, followed by the end of the last block."""
         return in_sequence(joined(blocks_of_parts(self)), "parts")
 
-    @property
-    def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast to the wrapped datasets. The attribute is missing if none of them has `__foresee__`."""
-        return not_missing(foresee_of_parts(self))
+    __foresee__ = from_inside(foresee_of_parts)
+    __lengths__ = from_inside(lengths_within, "__lengths__")
 
     @property
     def __gather__(self) -> Callable[[Any, Any], Any]:
@@ -404,11 +416,6 @@ class ConcatDataset(Dataset[T_co]):
         parts = {part for part, _ in places}
         gather = method_of(self.datasets[parts.pop()], "__gather__") if len(parts) == 1 else None
         return NotImplemented if gather is None else gather(np.array([key for _, key in places], np.int64), empty)
-
-    @property
-    def __lengths__(self) -> Callable[[], NDArray[np.int64]]:
-        """Returns the length of each sample. Missing if one of the datasets has no `__lengths__`."""
-        return not_missing(lengths_within(self), "__lengths__")
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -541,15 +548,8 @@ class Subset(Dataset[T_co]):
         """The first key of each block, and the end of the last. Missing if the indices are not sorted by block."""
         return in_sequence(blocks_of_subset(self).outer, "indices")
 
-    @property
-    def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast to the wrapped dataset. Missing if the wrapped dataset has no `__foresee__`."""
-        return not_missing(foresee_of_subset(self))
-
-    @property
-    def __lengths__(self) -> Callable[[], NDArray[np.int64]]:
-        """Returns the length of each sample. The attribute is missing if the wrapped dataset has no `__lengths__`."""
-        return not_missing(lengths_within(self), "__lengths__")
+    __foresee__ = from_inside(foresee_of_subset)
+    __lengths__ = from_inside(lengths_within, "__lengths__")
 
     def __repr__(self) -> str:
         indices = self.indices
@@ -605,15 +605,8 @@ class StackDataset(Dataset[Any]):
         """The blocks of the first dataset that has blocks. The attribute is missing if no dataset has any."""
         return in_sequence(blocks_of_stack(self), "parts")
 
-    @property
-    def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast to the wrapped datasets. The attribute is missing if none of them has `__foresee__`."""
-        return not_missing(foresee_of_stack(self))
-
-    @property
-    def __lengths__(self) -> Callable[[], NDArray[np.int64]]:
-        """Returns the length of each sample. Missing unless exactly one dataset has `__lengths__`."""
-        return not_missing(lengths_within(self), "__lengths__")
+    __foresee__ = from_inside(foresee_of_stack)
+    __lengths__ = from_inside(lengths_within, "__lengths__")  # those of the only part that has lengths
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -720,12 +713,6 @@ def in_sequence(blocks: Grouping, what: str) -> NDArray[np.int64]:
         # A loader of the subset itself does not need them sorted.
         raise AttributeError(f"its keys are not sorted by block. Sort the indices of the {what} to wrap it")
     return blocks.edges
-
-
-def not_missing(found: Callable[..., T] | None, name: str = "__foresee__") -> Callable[..., T]:
-    if found is None:
-        raise AttributeError(f"no dataset inside has {name}")
-    return found
 
 
 def _listed(taker: str, datasets: Any) -> list[Any]:

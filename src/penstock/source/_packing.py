@@ -21,7 +21,7 @@ from penstock.plan._order import Order, Passes, Sequential
 from penstock.plan._packing import PACKED_TOGETHER, PackFigures, PackWindows
 from penstock.plan._samplers import positive
 from penstock.plan._windows import ItemKey, WindowPlan
-from penstock.source._dataset import Dataset, fetch, is_stream, not_missing, sliced
+from penstock.source._dataset import Dataset, fetch, from_inside, is_stream, not_missing, sliced
 from penstock.source._nested import (
     TOKENS,
     Views,
@@ -167,9 +167,7 @@ class PackedRows(Dataset[dict[str, Array]]):
         """Statistics of the sources. The attribute is missing if the documents are not a mixture."""
         return partial(not_missing(method_of(self.documents, "drawn"), "drawn"), lengths=self._tables[0].numbers)
 
-    @property
-    def __foresee__(self) -> Callable[[Any], Any]:
-        return not_missing(foresee_of(self.documents))
+    __foresee__ = from_inside(foresee_of, inside="documents")
 
     @property
     def endless(self) -> bool:

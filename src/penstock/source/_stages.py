@@ -24,7 +24,17 @@ from penstock._wire.failure import annotate, copied
 from penstock.plan._permuted import Permuted
 from penstock.random import each
 from penstock.source._array import ArrayDataset, checked_keys
-from penstock.source._dataset import Dataset, Keyed, Subset, fetch, in_sequence, is_stream, not_missing, sliced
+from penstock.source._dataset import (
+    Dataset,
+    Keyed,
+    Subset,
+    fetch,
+    from_inside,
+    in_sequence,
+    is_stream,
+    not_missing,
+    sliced,
+)
 from penstock.source._nested import (
     Lengths,
     foresee_of,
@@ -197,13 +207,8 @@ class SameKeys(Dataset[T_co]):
         """The first key of each block, and the end of the last. Missing if the wrapped dataset has no blocks."""
         return in_sequence(grouping_of(self.dataset), "dataset")
 
-    @property
-    def __foresee__(self) -> Callable[[Any], Any]:
-        return not_missing(foresee_of(self.dataset))
-
-    @property
-    def __lengths__(self) -> Lengths:
-        return not_missing(lengths_within(self.dataset), "__lengths__")
+    __foresee__ = from_inside(foresee_of, inside="dataset")
+    __lengths__ = from_inside(lengths_within, "__lengths__", inside="dataset")
 
     def __repr__(self) -> str:
         return shown(self.dataset)
@@ -382,14 +387,8 @@ class RepeatedDataset(Dataset[T_co]):
         """The blocks of all passes. Missing if the wrapped dataset has no blocks, or is repeated without end."""
         return in_sequence(grouping_of(self), "dataset")
 
-    @property
-    def __foresee__(self) -> Callable[[Any], Any]:
-        return not_missing(foresee_of(self))
-
-    @property
-    def __lengths__(self) -> Lengths:
-        """Returns the lengths of all samples, or of one pass of an endless dataset: key k has entry k % n."""
-        return not_missing(lengths_within(self), "__lengths__")
+    __foresee__ = from_inside(foresee_of)
+    __lengths__ = from_inside(lengths_within, "__lengths__")  # without an end, of one pass: key k has entry k % n
 
     def __repr__(self) -> str:
         return f"{shown(self.dataset)}.repeat({'' if self.times is None else self.times})"

@@ -28,7 +28,7 @@ from penstock.stats._markup import (
     whole_scale,
 )
 from penstock.stats._shown import settings_of
-from penstock.stats._table import CACHE_ROWS
+from penstock.stats._table import CACHE_ROWS, ROWS, TROUBLES
 from penstock.stats._units import count, seconds, share, size
 from penstock.stats._verdict import judgement
 
@@ -321,37 +321,17 @@ def _decisions(stats: Stats) -> Iterator[str]:
 
 
 def figures(stats: Stats) -> str:
-    periods = [(f"epoch {stats.epoch_number}", stats.epoch), ("all epochs", stats.life)]
+    columns = [(f"epoch {stats.epoch_number}", stats.epoch), ("all epochs", stats.life)]
     if stats.life.epochs <= 1:
-        del periods[0]
-    columns = [[*_column(period), *(_cache(period) if stats.life.cache else ())] for _, period in periods]
-    rows = ([name, *(column[i][1] for column in columns)] for i, (name, _) in enumerate(columns[0]))
-    return section("Figures", "", table(["", *(name for name, _ in periods)], rows, name="figures"))
-
-
-def _column(period: Period) -> Iterator[tuple[str, str]]:
-    yield "time", seconds(period.seconds)
-    yield "batches", count(period.batches)
-    yield "samples", count(period.samples)
-    yield "data", size(period.nbytes)
-    yield "batches per second", count(period.rate)
-    for name, spans in (("waited for a batch", period.waits), ("worked on a batch", period.works)):
-        yield f"{name}: total", seconds(spans.total)
-        yield f"{name}: median", seconds(spans.median)
-        yield f"{name}: 95 % at most", seconds(spans.p95)
-        yield f"{name}: longest", seconds(spans.longest)
-    yield "share of waiting", share(period.waiting)
-    yield "batches that were ready when asked for", share(period.ready / (period.batches or 1))
-    yield "tasks", count(period.tasks)
-    yield "processor time of the calling process", seconds(period.caller_cpu)
-    yield "workers replaced", count(period.replaced)
-    yield "steps repeated", count(period.repeated)
-    yield "samples skipped", count(period.skipped)
-
-
-def _cache(period: Period) -> Iterator[tuple[str, str]]:
-    cache = period.cache or CacheFigures()
-    return ((name, show(cache)) for name, show in CACHE_ROWS.values())
+        del columns[0]
+    periods = [period for _, period in columns]
+    shows = *ROWS, ("tasks", lambda period: count(period.tasks))
+    rows = [[name.replace("  ", "&emsp;"), *map(show, periods)] for name, show in shows]
+    rows += [[name, *(count(getattr(period, field)) for period in periods)] for name, field in TROUBLES.items()]
+    if stats.life.cache:
+        caches = [period.cache or CacheFigures() for period in periods]
+        rows += [[name, *map(show, caches)] for name, show in CACHE_ROWS.values()]
+    return section("Figures", "", table(["", *(name for name, _ in columns)], rows, name="figures"))
 
 
 def settings(stats: Stats) -> str:

@@ -61,10 +61,10 @@ def _periods(stats: Stats) -> Iterator[str]:
     if stats.life.batches == stats.epoch.batches:
         del columns["all epochs"]
     rows: list[tuple[str, ...]] = [("", *columns)]
-    rows += [(name, *map(show, columns.values())) for name, show in _ROWS]
+    rows += [(name, *map(show, columns.values())) for name, show in ROWS]
     rows += [
         (name, *map(count, numbers))
-        for name, field in _TROUBLES.items()
+        for name, field in TROUBLES.items()
         if any(numbers := [getattr(period, field) for period in columns.values()])
     ]
     if any(period.cache for period in columns.values()):
@@ -104,8 +104,8 @@ CACHE_ROWS: dict[str, tuple[str, Callable[[CacheFigures], str]]] = {
     "retries": ("requests repeated", lambda cache: count(cache.retries)),
     "decoded": ("blocks decoded", lambda cache: count(cache.decoded)),
 }
-_TROUBLES = {"crashed workers": "replaced", "repeated steps": "repeated", "skipped samples": "skipped"}
-_ROWS: tuple[tuple[str, Callable[[Period], str]], ...] = (
+TROUBLES = {"crashed workers": "replaced", "repeated steps": "repeated", "skipped samples": "skipped"}
+ROWS: tuple[tuple[str, Callable[[Period], str]], ...] = (
     ("batches", lambda period: count(period.batches)),
     ("  ready when asked for", _ready),
     ("samples", lambda period: count(period.samples)),
