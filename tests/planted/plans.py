@@ -15,6 +15,7 @@ _BALANCE = ("laws/test_budget_laws.py", "laws/test_loader_budget_laws.py")
 _COMMITS = ("unit/test_commit.py", "laws/test_commit_laws.py")
 _EXPLAIN = ("unit/test_explain.py",)
 _GATHERED = ("parity/test_gathered.py",)
+_KEYS = ("parity/test_key_arrays.py",)
 
 BUGS = [
     # ---- datasets and streams that compose ---------------------------------------------------------------------
@@ -264,20 +265,20 @@ BUGS = [
         "A row has more images than it has room for.",
     ),
     Bug(
-        "eos takes the place of the last token",
+        "eos comes twice in a document whose tokens end with a row",
         "packing",
         "source/_packing.py",
-        "if end > len(values):",
-        "if end >= len(values) and self._how.eos is not None:",
+        "if end > len(values[key]) else part[:0]",
+        "if end >= len(values[key]) else part[:0]",
         _PACKING,
-        "A token of a document that is split is lost.",
+        "A row has more tokens than it has room for.",
     ),
     Bug(
         "positions go on over the documents of a row",
         "packing",
         "source/_packing.py",
-        "positions[at:stop] = counting[:size]",
-        "positions[at:stop] = counting[at:stop]",
+        "counts.append(self._counting[:size])",
+        "counts.append(self._counting[self._how.capacities[0] - room - size :][:size])",
         _PACKING,
         "The model sees all documents of a row but the first at wrong positions.",
     ),
@@ -692,5 +693,60 @@ BUGS = [
         "if not is_of_numpy(gather):",
         _GATHERED,
         "What the program has set on the dataset is not called.",
+    ),
+    Bug(
+        "an array that no layout describes stays an array",
+        "torch parity",
+        "_memory/layout.py",
+        "    if make is not np.ndarray:\n",
+        "    if False:\n",
+        _KEYS,
+        "A batch of torch's loader has numpy arrays.",
+    ),
+    Bug(
+        "the permutation that torch ignores is not drawn from a given generator",
+        "torch parity",
+        "torch/_sampling.py",
+        "    if given is not None:\n        torch.randperm",
+        "    if False:\n        torch.randperm",
+        _KEYS,
+        "The second epoch has another order than torch's.",
+    ),
+    Bug(
+        "a replaced __next__ of torch's iterators is not called",
+        "torch parity",
+        "torch/_private.py",
+        "return kind.__next__ is _NEXT and not is_profiled()",
+        "return not is_profiled()",
+        _KEYS,
+        "What the program has put around each batch does not run.",
+    ),
+    # ---- documents that are opened in bulk ---------------------------------------------------------------------
+    Bug(
+        "a field that only some documents have one element per token in is packed or left out by the first",
+        "packing",
+        "source/_packing.py",
+        "            elif any(map(operator.eq, sizes, lengths)):\n                return None\n",
+        "",
+        _PACKING,
+        "A document without a mask is packed beside one that has it, and no error says so.",
+    ),
+    Bug(
+        "lengths of documents that are opened in bulk are not compared with the plan",
+        "packing",
+        "source/_packing.py",
+        "if any(list(map(len, column)) != planned[kind] for kind, column in found.values()):",
+        "if False:",
+        _PACKING,
+        "Tokens of a document are lost, or those of the next one begin too early.",
+    ),
+    Bug(
+        "views of a mixture are not put in the places of their keys",
+        "packing",
+        "source/_mixture.py",
+        "                    column[row] = array\n",
+        "                    column[rows[0]] = array\n",
+        _PACKING,
+        "Documents have the tokens of others.",
     ),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,12 +168,15 @@ def with_mask(tokens: list[int], mask: Any) -> dict[str, Any]:
 )
 @pytest.mark.parametrize("good", [[1, 0], [1]])
 @pytest.mark.parametrize("length", [4, 2])
+@pytest.mark.parametrize("convert", [list, np.array])
 def test_a_document_without_a_mask_is_an_error_beside_one_that_has_it(
-    mask: Any, said: str, good: list[int], length: int
+    mask: Any, said: str, good: list[int], length: int, convert: Callable[[Any], Any]
 ) -> None:
     if mask == [1] and good == [1]:
         return  # the next test
-    rows = penstock.pack([with_mask(good, good), with_mask([8, 9], mask)], length, [len(good), 2])
+    documents = [with_mask(good, good), with_mask([8, 9], mask)]
+    documents = [{name: convert(values) for name, values in each.items()} for each in documents]
+    rows = penstock.pack(documents, length, [len(good), 2])
     message = f"document 1 has {said} for its 2 tokens, but document 0, .* has {len(good)} for {len(good)}\\."
     with pytest.raises(ValueError, match=message):
         next(iter(penstock.DataLoader(rows, batch_size=2)))

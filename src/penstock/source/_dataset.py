@@ -29,6 +29,7 @@ from penstock.plan._permuted import Permuted
 from penstock.plan._seeds import check_generator, draw_key
 from penstock.random import each
 from penstock.source._nested import (
+    Views,
     blocks_of_parts,
     blocks_of_stack,
     blocks_of_subset,
@@ -542,6 +543,12 @@ class Subset(Dataset[T_co]):
             return gather(self._underlying(keys), empty)
 
         return gathers_numpy(inner) if is_of_numpy(gather) else inner
+
+    @property
+    def __views__(self) -> Views:
+        """Missing if the wrapped dataset has no `__views__`."""
+        views: Views = not_missing(method_of(self.dataset, "__views__"), "__views__")
+        return lambda keys: views(self._underlying(keys))
 
     @property
     def blocks(self) -> NDArray[np.int64]:
