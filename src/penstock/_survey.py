@@ -30,6 +30,7 @@ class _Unordered(SameKeys[Any]):
     """A dataset that is read by the keys of a sampler, also if it is a mixture, which has an order of its own."""
 
     __order__ = None
+    __mixture__ = None
 
 
 def survey(measured: MappedDataset[Any], dtype: Any, what: str) -> NDArray[Any]:

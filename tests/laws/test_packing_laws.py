@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock.plan import Sequential, Shuffled
 from penstock.plan._budget import LengthTable
-from penstock.plan._packing import PackFigures, PackWindows, best_fit, best_fit_by_kinds, next_fit
+from penstock.plan._packing import PackingFigures, PackWindows, best_fit, best_fit_by_kinds, next_fit
 from penstock.plan._windows import ItemKey, WindowPlan
 from penstock.source._packing import PackedRows
 
@@ -66,8 +66,8 @@ def whole(packed: PackWindows, key: int) -> int:
     return length and length + packed.extra
 
 
-def total(packed: PackWindows) -> PackFigures:
-    found = PackFigures()
+def total(packed: PackWindows) -> PackingFigures:
+    found = PackingFigures()
     for number in range(packed.count(0) or 0):
         found = found.plus(packed.figures(0, number))
     return found

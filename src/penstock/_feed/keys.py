@@ -133,6 +133,12 @@ class ByKey(Feed):
         if self.makes_items:
             self._check_items()
         self.has_order = not given and method_of(self.source, "__order__") is not None
+        mixture = method_of(self.source, "__mixture__")
+        if mixture is not None:
+            import_whole("penstock.source._history")
+            from penstock.source._history import WeightHistory  # late: few programs need it
+
+            self.history = WeightHistory.of(mixture)
         given = given or self.has_order
         if not given and not isinstance(self.source, Sized):
             raise TypeError(
@@ -236,7 +242,10 @@ class ByKey(Feed):
             return order_of(self.options.sampler, seed)
         source = self.source
         if self.has_order:
-            order: Order = source.__order__(seed, self.options.window or WINDOW)
+            window = self.options.window or WINDOW
+            order: Order = (
+                source.__order__(seed, window) if self.history is None else self.history.order(seed, window)
+            )
             return order
         once = pass_of(source)
         if once is not None and self.options.shuffle != "blocks":

@@ -161,6 +161,9 @@ class Core(SeedSession):
             has_load = isinstance(dataset, penstock.IterableDataset) and hasattr(dataset, "load")
             feed = feed_of(dataset, options, has_load, _BorrowedWithTorch)
         super().__init__(feed, "penstock.torch", SeededRunner, None if before is None else before.epochs)
+        then, now = None if before is None else before.feed.history, self.feed.history
+        if then is not None and now is not None and then.mixture is now.mixture:
+            self.feed.history = then
         self.given = settings
         self.face: Callable[[], Any] = type(None)  # a weak reference to the torch loader
 
