@@ -248,7 +248,7 @@ def test_the_sources_come_in_another_order_in_each_epoch() -> None:
 
 def test_the_weights_at_the_end_of_an_epoch_are_those_of_the_next() -> None:
     first, second = (whole_weights([Fraction(a), Fraction(1)]) for a in (3, 1))
-    order = MixtureOrder((50, 70), (Stage(0, 0, first), Stage(1, 40, second)), 1)
+    order = MixtureOrder((50, 70), (Stage(0, 0, first),), 1).reweighed(1, 40, second)
     shares = [[order.counts(epoch, place)[0] for place in (40, 80)] for epoch in (0, 1, 2)]
     assert shares == [[30, 60], [30, 50], [20, 40]]
 

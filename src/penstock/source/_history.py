@@ -22,6 +22,22 @@ from penstock.source._nested import fingerprint_of
 AnyOrder = MixtureOrder | EqualEpochs
 
 
+class _Unread:
+    """A source whose length is known from a state."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, key: int) -> Any:
+        raise IndexError(f"sample {key} cannot be read, because only a state is known.")
+
+    def __repr__(self) -> str:
+        return counted(self._length, "sample")
+
+
 class WeightsFrom(NamedTuple):
     """The weights of a mixture from a position of an epoch on.
 
@@ -121,15 +137,15 @@ class WeightHistory:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], seed: int) -> WeightHistory | None:
-        """Returns the history of a state, without the data. None if the order depends on blocks."""
+        """Returns the history of a state, of sources without data. None if the order depends on blocks."""
         if state.get("blocks"):
             return None
         try:
             options = {name: state[name] for name in ("unit", "stop", "shuffle", "seed")}
-            sources = {str(name): range(length) for name, length in state["sources"].items()}
+            sources = {str(name): _Unread(length) for name, length in state["sources"].items()}
             mixture = MixtureDataset(sources, dict(state["weights"]), **options)
             mixture.set_tokens(state.get("tokens", {}))
-            return cls.of(mixture).loaded({**state, "files": {}}, seed)  # a range has no files
+            return cls.of(mixture).loaded({**state, "files": {}}, seed)  # their sources have none
         except StateError:
             raise
         except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:

@@ -30,7 +30,7 @@ from penstock.backends import _base as backends
 from penstock.backends._process.methods import configured_method
 from penstock.source._dataset import is_stream
 from penstock.torch import _private as private
-from penstock.torch._batches import TokenBatches
+from penstock.torch._batches import PlannedKeys, TokenBatches
 from penstock.torch._collate import collate, explain, explained, with_tensors
 from penstock.torch._gather import TensorGather, is_closed
 
@@ -250,6 +250,8 @@ def _order(loader: Any) -> dict[str, Any]:
     if private.is_stream(loader):
         return order
     sampler = given.sampler
+    if isinstance(sampler, PlannedKeys):
+        return {**order, **sampler.order}
     if type(sampler) is theirs.SequentialSampler and sampler.data_source is loader.dataset:
         return order
     plain = type(sampler) is RandomSampler and not sampler.replacement

@@ -25,7 +25,7 @@ from penstock.source._dataset import Keyed
 from penstock.source._nested import method_of
 from penstock.stats import Stats
 from penstock.torch import _private as private
-from penstock.torch._batches import TokenBatches
+from penstock.torch._batches import PlannedKeys, TokenBatches
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor, LoadedState, check_maker, loaded, state_of
 from penstock.torch._iterators import Inline, Seeded, Workers
@@ -218,6 +218,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             order = {name: values[name] for name in ("batch_size", "shuffle", "sampler", "drop_last")}
             theirs = {name: value for name, value in theirs.items() if name not in order}
             theirs["batch_sampler"] = _by_tokens(dataset, order, given, collate_fn)
+        elif before is None and ours["seed"] is not None and sampler is batch_sampler and _is_planned(dataset):
+            # Neither sampler is given.
+            shuffles = {"shuffle": theirs.pop("shuffle", None), **given.split()[2]}
+            theirs["sampler"] = PlannedKeys(dataset, shuffles, {"seed": ours["seed"]})
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
             raise ValueError(f"snapshot_every_n_steps must be an int of at least 0, or None, got {every!r}.")
         super().__init__(dataset, **theirs, **newer)  # type: ignore[arg-type]
@@ -389,9 +393,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     @never_ends
     def __len__(self) -> int:
         is_torchs = all(self._ours[name] is None for name in ("shard", "last_batch", "batch_tokens"))
-        if is_torchs and (self._ours["seed"] is None or not _has_own_order(self.dataset)):
+        if is_torchs and (self._ours["seed"] is None or not _is_planned(self.dataset)):
             return super().__len__()
         return core_of(self).length()
+
+
+def _is_planned(dataset: Any) -> bool:
+    """True for a mixture, and for packed rows."""
+    return _has_own_order(dataset) or method_of(dataset, "__windows__") is not None
 
 
 def _has_own_order(dataset: Any) -> bool:
