@@ -186,6 +186,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                     'shuffle="blocks" out; or let penstock split the order with shard="auto", and tell the library '
                     "not to split it (in Lightning: use_distributed_sampler=False)."
                 )
+            if isinstance(sampler, torch.utils.data.DistributedSampler) and _varies(dataset):
+                raise ValueError(
+                    f"A library has made this loader from one of {type(dataset).__name__}, with a DistributedSampler "
+                    "that counts the samples once. But their number differs by epoch. Let penstock split the order "
+                    'with shard="auto", and tell the library not to split it (in Lightning: '
+                    "use_distributed_sampler=False)."
+                )
         if isinstance(shuffle, str) and shuffle != "blocks":
             raise ValueError(f'shuffle must be True, False, None or "blocks", got {shuffle!r}.')
         # torch's constructor does not accept "blocks" or "auto".
@@ -401,6 +408,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 def _is_planned(dataset: Any) -> bool:
     """True for a mixture, and for packed rows."""
     return _has_own_order(dataset) or method_of(dataset, "__windows__") is not None
+
+
+def _varies(dataset: Any) -> bool:
+    """True if the number of samples differs by epoch."""
+    mixture = method_of(dataset, "__mixture__")
+    return method_of(dataset, "__windows__") is not None or (mixture is not None and isinstance(mixture.stop, str))
 
 
 def _has_own_order(dataset: Any) -> bool:
