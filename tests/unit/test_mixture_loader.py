@@ -255,6 +255,41 @@ def test_a_torch_loader_of_a_mixture_counts_the_batches_of_each_epoch(packed: bo
         assert len(list(loader)) == expected
 
 
+@pytest.mark.parametrize("package", ["penstock.torch", "torch.utils.data"])
+@pytest.mark.parametrize("kind", ["mixture", "rows", "rows of a mixture"])
+def test_a_framework_may_make_a_loader_anew_from_its_batch_sampler(kind: str, package: str) -> None:
+    torch = pytest.importorskip("penstock.torch")
+    sources = {name: penstock.dataset(texts(first, 30)).with_lengths(len) for name, first in (("a", 0), ("b", 7))}
+    data: Any = penstock.mix(sources, {"a": 1, "b": 2}, stop=40)
+    if kind == "mixture":
+        data = data.map(len)
+    else:
+        data = penstock.pack(data if kind == "rows of a mixture" else sources["a"], length=32)
+    own: Any = torch.DataLoader(data, batch_size=4, seed=5, shuffle=True)
+    given = torch.DataLoader(data, batch_size=4, seed=5, shuffle=True)
+    made = pytest.importorskip(package).DataLoader  # as Lightning does, and as accelerate does
+    names = ("num_workers", "collate_fn", "timeout", "worker_init_fn")
+    rest = {name: getattr(given, name) for name in names}
+    anew: Any = made(data, batch_sampler=given.batch_sampler, **rest)
+    for _ in range(3):
+        assert len(anew) == len(own)
+        expected, found = (
+            [np.asarray(batch if kind == "mixture" else batch["tokens"]).tolist() for batch in each]
+            for each in (own, anew)
+        )
+        assert found == expected
+
+
+def test_a_distributed_sampler_is_refused_if_the_number_of_samples_differs_by_epoch() -> None:
+    torch = pytest.importorskip("penstock.torch")
+    distributed = pytest.importorskip("torch.utils.data").DistributedSampler
+    for data in (mixture(stop="all"), penstock.pack([[1, 2], [3]], length=4, lengths=len)):
+        given = torch.DataLoader(data, batch_size=4, seed=5)
+        split = distributed(range(9), num_replicas=2, rank=0)
+        with pytest.raises(ValueError, match=r"number differs by epoch.*shard=\"auto\""):
+            torch.DataLoader(data, batch_size=4, sampler=split, timeout=given.timeout)
+
+
 @pytest.mark.parametrize("stop", ["never", "all"])
 @pytest.mark.parametrize("shuffle", [True, "blocks"])
 @pytest.mark.parametrize("packed", [False, True])

@@ -208,9 +208,7 @@ class Arrangement:
 
     def _shuffled(self, known: _Known, stretch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         first, stop = known.stretches[stretch : stretch + 2].tolist()
-        places: NDArray[np.int64] = _permutation(stop - first, mix(self._key, _STRETCH, stretch)).at(
-            positions - first
-        )
+        places = _permutation(stop - first, mix(self._key, _STRETCH, stretch)).at(positions - first)
         places += first
         return places
 
