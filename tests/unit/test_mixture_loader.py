@@ -280,6 +280,17 @@ def test_a_framework_may_make_a_loader_anew_from_its_batch_sampler(kind: str, pa
         assert found == expected
 
 
+def test_the_sampler_of_a_torch_loader_has_the_keys_of_each_epoch() -> None:
+    torch = pytest.importorskip("penstock.torch")
+    loader: Any = torch.DataLoader(mixture(stop=40), batch_size=4, seed=5)
+    for _ in range(3):
+        keys = list(loader.sampler)  # which also asks for the length, after the first epoch has begun
+        assert keys == [key for batch in loader.batches() for key in batch.index.tolist()]
+    loader.sampler.set_epoch(1)
+    loader.set_epoch(1)
+    assert list(loader.sampler) == [key for batch in loader.batches() for key in batch.index.tolist()]
+
+
 def test_a_distributed_sampler_is_refused_if_the_number_of_samples_differs_by_epoch() -> None:
     torch = pytest.importorskip("penstock.torch")
     distributed = pytest.importorskip("torch.utils.data").DistributedSampler

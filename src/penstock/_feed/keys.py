@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -327,9 +328,8 @@ class Keys:
         self._now = now
 
     def __iter__(self) -> Iterator[Any]:
-        plan, epoch = self._plan()
-        for keys in plan.draw(epoch):
-            yield from keys if isinstance(keys, list) else np.atleast_1d(keys).tolist()
+        plan, epoch = self._plan()  # now, and not when the first key is asked for: the epoch may be another then
+        return chain.from_iterable(map(_listed, plan.draw(epoch)))
 
     def __len__(self) -> int:
         plan, epoch = self._plan()
@@ -348,6 +348,11 @@ class Keys:
             return plan, epoch
         whole = plan.world == 1 and not plan.padded and not plan.rollover
         return OrderPlan(plan.order, None) if whole else plan, epoch
+
+
+def _listed(keys: Any) -> list[Any]:
+    found: list[Any] = keys if isinstance(keys, list) else np.atleast_1d(keys).tolist()
+    return found
 
 
 class BatchesOfKeys:
