@@ -84,7 +84,7 @@ class _Known(NamedTuple):
     stretches: NDArray[np.int64]  # the first position of each stretch, and the end
 
 
-class _Parts(NamedTuple):
+class _GroupParts(NamedTuple):
     """The parts of a few stretches, sorted by their stretch, and the groups that they belong to."""
 
     begins: NDArray[np.int64]  # the first position of each part, and the end
@@ -118,7 +118,7 @@ class Arrangement:
         self._permutation = Permutation(max(1, self._blocks), mix(self._key, _BLOCKS))
         # Threads may share an arrangement, so these are replaced as a whole. At worst, they are computed twice.
         self._known = self._upto(min(self._groups, self._parts + _FIRST_GROUPS))
-        self._last: tuple[tuple[int, int], _Parts] | None = None
+        self._last: tuple[tuple[int, int], _GroupParts] | None = None
 
     def keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the keys at these positions. May overwrite `positions`."""
@@ -182,14 +182,14 @@ class Arrangement:
         numbers = numbers.astype(np.int32) if self._blocks < 1 << 31 else numbers
         return _Known(groups, numbers, starts, stretches)
 
-    def _parts_of(self, known: _Known, low: int, high: int) -> _Parts:
+    def _parts_of(self, known: _Known, low: int, high: int) -> _GroupParts:
         """Returns the parts of the stretches `low` to `high`."""
         last = self._last
         if last is None or last[0] != (low, high):
             last = self._last = (low, high), self._divided(known, low, high)
         return last[1]
 
-    def _divided(self, known: _Known, low: int, high: int) -> _Parts:
+    def _divided(self, known: _Known, low: int, high: int) -> _GroupParts:
         parts, each = self._parts, np.arange(low, min(high + self._parts, self._groups))
         firsts = known.starts[self._ends(np.append(each, each[-1] + 1))]
         sizes = np.diff(firsts)
@@ -204,7 +204,7 @@ class Arrangement:
         sizes = sizes.clip(1)
         offsets = (hashes(mix(self._key, _OFFSET), each) % sizes.view(np.uint64)).view(np.int64)
         strides = _strides(sizes, hashes(mix(self._key, _STRIDE), each))
-        return _Parts(begins, moves, of, firsts[:-1], sizes, strides, offsets)
+        return _GroupParts(begins, moves, of, firsts[:-1], sizes, strides, offsets)
 
     def _shuffled(self, known: _Known, stretch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         first, stop = known.stretches[stretch : stretch + 2].tolist()

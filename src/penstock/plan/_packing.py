@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, NoReturn
@@ -20,6 +21,9 @@ Int64s = NDArray[np.int64]
 
 PACKED_TOGETHER = 100_000
 """Default number of documents in a window."""
+
+_APART = 100
+"""So many rows may become one more, so that no row has copies of a document."""
 
 METHODS = ("best_fit", "concat")
 OVERFLOWS = ("split", "truncate", "drop", "error")
@@ -78,8 +82,8 @@ class PackWindows:
     (key of the document, begin, end), counted in tokens. `extra` tokens are appended to each document that is not
     empty, and count as its last tokens.
 
-    With "best_fit", a row has copies of a document (from several passes over a small source) only if no exchange of
-    documents of equal size avoids this.
+    With "best_fit", a row has copies of a document (from several passes over a small source) only if more than 1%
+    more rows would be needed to avoid this, and no exchange of documents of equal size avoids it either.
 
     The parts of a row are in the order of the window. The rows are in the order of their first parts, or shuffled if
     there is a seed.
@@ -140,7 +144,7 @@ class PackWindows:
         rows, count = self._rows(pieces)
         documents = pieces.keys % max(1, len(self.lengths[0]))  # other keys are copies: see `LengthTable`
         if self.method == "best_fit" and repeated_in(rows, documents):
-            rows = spread(rows, documents, pieces.sizes)
+            rows, count = self._apart(pieces, documents, rows, count)
         figures = replace(figures, rows=count, repeated=repeated_in(rows, documents))
         if self.seed is None:
             rows = _by_first_piece(rows, count)
@@ -149,6 +153,15 @@ class PackWindows:
         tokens = pieces.sizes[:, 0]
         padding = count * self.capacities[0] - int(tokens.sum())
         return _tabulated(pieces, rows, count), replace(figures, padding=padding)
+
+    def _apart(self, pieces: _Placed, documents: Int64s, rows: Int64s, count: int) -> tuple[Int64s, int]:
+        """Returns rows in which copies of a document are apart, if this needs few more rows."""
+        if len(self.capacities) == 1:
+            sizes = pieces.sizes[:, 0]
+            others, needed = best_fit(sizes, self.capacities[0], most_in_a_row(sizes, documents))
+            if needed - count <= count // _APART:
+                rows, count = others, needed
+        return spread(rows, documents, pieces.sizes), count
 
     def _pieces(self, keys: Int64s) -> tuple[_Placed, PackingFigures]:
         """Returns the parts to place in rows, and figures. `overflow` applies to documents that are too long."""
@@ -237,11 +250,11 @@ def _tabulated(pieces: _Placed, rows: Int64s, count: int) -> ItemTable:
     return ItemTable(offsets, parts)
 
 
-def best_fit(sizes: Int64s, capacity: int) -> tuple[Int64s, int]:
+def best_fit(sizes: Int64s, capacity: int, most: Mapping[int, int] = {}) -> tuple[Int64s, int]:  # never changed
     """Assigns sizes of 1 to `capacity` to rows, largest first. Returns the row of each size, and the number of rows.
 
     Each size goes to the fullest row that has room for it. Many sizes are equal, so few steps are needed: one step
-    places equal sizes into rows that have equal free space.
+    places equal sizes into rows that have equal free space. A row gets at most `most[size]` of a size.
 
     >>> best_fit(np.array([2, 5, 3, 4, 1, 1]), capacity=6)
     (array([1, 0, 2, 1, 0, 2]), 3)
@@ -255,19 +268,23 @@ def best_fit(sizes: Int64s, capacity: int) -> tuple[Int64s, int]:
     edges = np.flatnonzero(np.diff(descending, prepend=-1, append=-1))
     free, steps, rows = _FreeRows(), list[tuple[int, int, int]](), 0
     for need, count in zip(descending[edges[:-1]].tolist(), np.diff(edges).tolist(), strict=True):
+        limit, limited = most.get(need, capacity), list[tuple[int, int, int]]()
         while count:
             found = free.take(need)
             if found is None:
-                space, first, some = capacity, rows, -(-count // (capacity // need))
+                space, first, some = capacity, rows, -(-count // min(capacity // need, limit))
                 rows += some
             else:
                 space, first, some = found
             # A row that takes one of equal sizes has the least free space afterwards, so it takes as many as fit.
-            each = space // need
+            each = min(space // need, limit)
             full = min(some, count // each)
             if full:
                 steps.append((first, full * each, each))
-                free.add(space - each * need, first, full)
+                if each < limit:
+                    free.add(space - each * need, first, full)
+                else:
+                    limited.append((space - each * need, first, full))
             count -= full * each
             first, some = first + full, some - full
             if some and count:
@@ -275,11 +292,32 @@ def best_fit(sizes: Int64s, capacity: int) -> tuple[Int64s, int]:
                 free.add(space - count * need, first, 1)
                 count, first, some = 0, first + 1, some - 1
             free.add(space, first, some)
+        for ranges in limited:
+            free.add(*ranges)
     firsts, placed, each_row = np.array(steps, np.int64).T
     at = np.arange(len(sizes)) - np.repeat(np.cumsum(placed) - placed, placed)
     assigned = np.empty(len(sizes), np.int64)
     assigned[order] = np.repeat(firsts, placed) + at // np.repeat(each_row, placed)
     return assigned, rows
+
+
+def most_in_a_row(sizes: Int64s, documents: Int64s) -> dict[int, int]:
+    """Returns how many pieces of a size a row may have, so that copies of a document can be in different rows.
+
+    Only for the sizes that have copies. If rows have at most q of n pieces, and no document more than n / q of them,
+    then `spread` parts all copies.
+
+    >>> most_in_a_row(np.array([3, 3, 3, 3, 5]), np.array([7, 7, 8, 9, 6]))
+    {3: 2}
+    """
+    order = np.lexsort((documents, sizes))
+    sizes, documents = sizes[order], documents[order]
+    begins = np.flatnonzero((np.diff(sizes, prepend=-1) != 0) | (np.diff(documents, prepend=-1) != 0))
+    copies, of = np.diff(begins, append=len(sizes)), sizes[begins]
+    edges = np.flatnonzero(np.diff(of, prepend=-1))
+    most, counts = np.maximum.reduceat(copies, edges), np.add.reduceat(copies, edges)
+    found = zip(of[edges].tolist(), most.tolist(), counts.tolist(), strict=True)
+    return {size: count // copies for size, copies, count in found if copies > 1}
 
 
 def repeated_in(rows: Int64s, documents: Int64s) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import penstock
 
 
-class _Planned:
+class Planned:
     """What a penstock loader with these settings would read.
 
     Each pass is the next epoch, unless `set_epoch` sets another one. The torch loader plans its batches by itself. It
@@ -32,7 +32,7 @@ class _Planned:
         self.epoch = epoch
 
 
-class TokenBatches(_Planned):
+class TokenBatches(Planned):
     """The keys of the batches of each epoch, with at most `batch_tokens` tokens in a batch."""
 
     batch_size = None
@@ -45,7 +45,7 @@ class TokenBatches(_Planned):
         return iter(self._next().batch_sampler)
 
 
-class PlannedKeys(_Planned):
+class PlannedKeys(Planned):
     """The keys of each epoch of a mixture, or of packed rows. A torch sampler would give numbers instead."""
 
     def __init__(self, dataset: Any, order: dict[str, Any], settings: dict[str, Any]) -> None:
@@ -53,3 +53,10 @@ class PlannedKeys(_Planned):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._next().sampler)
+
+
+def planned_in(loader: Any) -> Planned | None:
+    """Returns the loader's own sampler of these, which is not read, if no framework has replaced or wrapped it."""
+    batches = getattr(loader, "batch_sampler", None)
+    found = batches if isinstance(batches, Planned) else getattr(batches, "sampler", None)
+    return found if isinstance(found, Planned) else None
