@@ -231,7 +231,7 @@ BUGS = [
         "copies of a document meet in one row",
         "packing",
         "plan/_packing.py",
-        'if self.method == "best_fit" and repeated_in(rows, documents):',
+        'if again and self.method == "best_fit":',
         "if False:",
         _PACKING,
         "A row has the same document several times.",

@@ -143,9 +143,11 @@ class PackWindows:
         pieces, figures = self._pieces(keys)
         rows, count = self._rows(pieces)
         documents = pieces.keys % max(1, len(self.lengths[0]))  # other keys are copies: see `LengthTable`
-        if self.method == "best_fit" and repeated_in(rows, documents):
+        again = repeated_in(rows, documents)
+        if again and self.method == "best_fit":
             rows, count = self._apart(pieces, documents, rows, count)
-        figures = replace(figures, rows=count, repeated=repeated_in(rows, documents))
+            again = repeated_in(rows, documents)
+        figures = replace(figures, rows=count, repeated=again)
         if self.seed is None:
             rows = _by_first_piece(rows, count)
         elif count:
