@@ -330,6 +330,11 @@ def repeated_in(rows: Int64s, documents: Int64s) -> int:
     """
     if not len(rows):
         return 0
+    if documents.max() < 64 * len(documents):  # most windows have each document once, which is seen without sorting
+        seen = np.zeros(documents.max() + 1, np.bool_)
+        seen[documents] = True
+        if np.count_nonzero(seen) == len(documents):
+            return 0
     if (int(rows.max()) + 1) * (int(documents.max()) + 1) < ENDLESS:
         both = np.sort(rows * (documents.max() + 1) + documents)
         return int((both[1:] == both[:-1]).sum())
