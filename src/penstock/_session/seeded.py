@@ -44,7 +44,6 @@ from penstock.source._nested import fingerprint_of
 if TYPE_CHECKING:
     from penstock._session.explanation import Explanation
     from penstock._session.tuning import Tuning
-    from penstock.source._history import WeightHistory
 
 S = TypeVar("S", bound=SeedReader)
 
@@ -412,7 +411,7 @@ class SeedSession(Session):
         if self.feed.history is not None and "weights" in attributes:
             if len(attributes) > 1:
                 raise TypeError("update(weights=...) changes the weights of a mixture, and nothing else.")
-            self._reweigh(self.feed.history, attributes["weights"])
+            self._reweigh(attributes["weights"])
             return
         if self.feed.one_reader and self.options.num_workers:
             raise ValueError(
@@ -424,7 +423,7 @@ class SeedSession(Session):
         self.feed.forget()
         self._length = self.feed.length()
 
-    def _reweigh(self, history: WeightHistory, weights: Mapping[str, float]) -> None:
+    def _reweigh(self, weights: Mapping[str, float]) -> None:
         """Changes the weights of a mixture from the first position that can still change.
 
         Computes the later steps again. Workers need not be told, because keys do not depend on weights.
@@ -438,7 +437,8 @@ class SeedSession(Session):
             with nullcontext() if reader is None else reader.passing:
                 try:
                     epoch, opened = self._first_open(current)
-                    window = self.options.window or WINDOW
+                    history, window = self.feed.history, self.options.window or WINDOW
+                    assert history is not None
                     self.feed.history = history.changed(epoch, opened.position, weights, self.seed, window)
                 except Exception as error:  # raised here, it would end the engines
                     errors.append(error)
