@@ -213,8 +213,9 @@ class MixtureDataset(Dataset[Any]):
         """Checks the weights and returns them as floats, in the order in which they are given."""
         if not isinstance(weights, Mapping):
             raise TypeError(f"weights must be a dict from names to numbers, but it is a {type(weights).__name__}.")
+        lengths = dict(zip(self.names, self.lengths, strict=True))
         for name in weights:
-            if name not in self.names:
+            if name not in lengths:
                 near = get_close_matches(str(name), self.names, 1)
                 hint = f"Did you mean {near[0]!r}?" if near else f"They are {', '.join(map(repr, self.names))}."
                 raise ValueError(f"weights has {name!r}, but the mixture has no source of this name. {hint}")
@@ -230,7 +231,7 @@ class MixtureDataset(Dataset[Any]):
         for name, weight in found.items():
             if not 0 <= weight < math.inf:
                 raise ValueError(f"a weight is a number of 0 or more, but that of source {name!r} is {weight}.")
-            if weight and not self.lengths[self.names.index(name)]:
+            if weight and not lengths[name]:
                 raise ValueError(f"source {name!r} has no samples, but the weight {weight:g}. Give it weight 0.")
         if not any(found.values()):
             raise ValueError("all weights of the mixture are 0. At least one must be above 0.")
