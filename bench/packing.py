@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from penstock.plan import Shuffled
 from penstock.plan._budget import LengthTable
-from penstock.plan._packing import PackFigures, PackWindows, best_fit, best_fit_by_kinds
+from penstock.plan._packing import PackingFigures, PackWindows, best_fit, best_fit_by_kinds
 
 ROW = 4_096
 
@@ -43,7 +43,7 @@ def lengths(n: int, seed: int = 0) -> Lengths:
 
 def in_windows(of: Lengths) -> int:
     windows = PackWindows(Shuffled(len(of), 1), (LengthTable(of),), (ROW,), seed=1)
-    total = PackFigures()
+    total = PackingFigures()
     for number in range(windows.count(0) or 0):
         total = total.plus(windows.figures(0, number))
     return total.rows

@@ -31,6 +31,7 @@ class _Unordered(SameKeys[Any]):
     """A dataset that is read by the keys of a sampler, even if it is a mixture, which has its own order."""
 
     __order__ = None
+    __mixture__ = None
 
 
 def survey(measured: MappedDataset[Any], dtype: Any, what: str) -> NDArray[Any]:

@@ -119,16 +119,17 @@ def test_a_rare_sample_may_be_anywhere_in_its_window() -> None:
 def mixtures(draw: st.DrawFn, stop: str | None = None, changes: int = 2) -> MixtureOrder:
     sources = draw(st.integers(1, 5))
     lengths = draw(st.lists(st.integers(1, 300), min_size=sources, max_size=sources))
-    at = [0, *sorted(draw(st.sets(st.integers(1, 700), max_size=changes)))]
-    stages = tuple(Stage(0, position, draw(weight_lists(sources))) for position in at)
-    return MixtureOrder(
+    order = MixtureOrder(
         tuple(lengths),
-        stages,
+        (Stage(0, 0, draw(weight_lists(sources))),),
         draw(st.integers(0, 99)),
         stop or draw(st.sampled_from(["never", "first", "all"])),  # type: ignore[arg-type]
         draw(st.booleans()),
         labels=tuple(range(7, 7 + sources)),
     )
+    for position in sorted(draw(st.sets(st.integers(1, 700), max_size=changes))):
+        order = order.reweighed(0, min(position, order.size(0)), draw(weight_lists(sources)))
+    return order
 
 
 MOST = 3_000
@@ -191,9 +192,7 @@ def test_each_stage_is_within_one_sample_of_its_own_shares(order: MixtureOrder) 
 @law
 @given(order=mixtures(stop="never"), change=st.integers(1, 900))
 def test_a_change_of_weights_leaves_what_was_before(order: MixtureOrder, change: int) -> None:
-    kept = tuple(stage for stage in order.stages if stage.position < change)
-    even = Stage(0, change, whole_weights([Fraction(1)] * len(order.lengths)))
-    other = MixtureOrder(order.lengths, (*kept, even), order.seed, "never", order.shuffle, labels=order.labels)
+    other = order.reweighed(0, change, whole_weights([Fraction(1)] * len(order.lengths)))
     before = np.arange(change)
     assert other.at(0, before).tolist() == order.at(0, before).tolist()
 
@@ -249,7 +248,7 @@ def test_the_sources_come_in_another_order_in_each_epoch() -> None:
 
 def test_the_weights_at_the_end_of_an_epoch_are_those_of_the_next() -> None:
     first, second = (whole_weights([Fraction(a), Fraction(1)]) for a in (3, 1))
-    order = MixtureOrder((50, 70), (Stage(0, 0, first), Stage(1, 40, second)), 1)
+    order = MixtureOrder((50, 70), (Stage(0, 0, first),), 1).reweighed(1, 40, second)
     shares = [[order.counts(epoch, place)[0] for place in (40, 80)] for epoch in (0, 1, 2)]
     assert shares == [[30, 60], [30, 50], [20, 40]]
 

@@ -18,7 +18,17 @@ from hypothesis import strategies as st
 import penstock
 from penstock.plan import Sequential, Shuffled
 from penstock.plan._budget import LengthTable
-from penstock.plan._packing import PackFigures, PackWindows, best_fit, best_fit_by_kinds, next_fit
+from penstock.plan._order import Passes
+from penstock.plan._packing import (
+    PackingFigures,
+    PackWindows,
+    best_fit,
+    best_fit_by_kinds,
+    most_in_a_row,
+    next_fit,
+    repeated_in,
+    spread,
+)
 from penstock.plan._windows import ItemKey, WindowPlan
 from penstock.source._packing import PackedRows
 
@@ -68,8 +78,8 @@ def whole(packed: PackWindows, key: int) -> int:
     return length and length + packed.extra
 
 
-def total(packed: PackWindows) -> PackFigures:
-    found = PackFigures()
+def total(packed: PackWindows) -> PackingFigures:
+    found = PackingFigures()
     for number in range(packed.count(0) or 0):
         found = found.plus(packed.figures(0, number))
     return found
@@ -259,6 +269,89 @@ def test_one_kind_of_cost_is_packed_as_well_by_the_heuristic_for_several(case: t
     capacity, sizes = case
     _, count = best_fit_by_kinds(np.array(sizes, np.int64).reshape(-1, 1), (capacity,))
     assert count == one_by_one(sizes, capacity)
+
+
+# Copies of a document, from several passes over a small source.
+
+
+def least_repeated(rows: list[int], documents: list[int]) -> int:
+    """The least number of copies that are in a row with another: the rest is the largest flow into the rows."""
+    copies, room = (sorted(Counter(each).values()) for each in (documents, rows))
+    cuts = [
+        sum(copies[: len(copies) - a]) + sum(room[:b]) + a * (len(room) - b)
+        for a in range(len(copies) + 1)
+        for b in range(len(room) + 1)
+    ]
+    return len(rows) - min(cuts)
+
+
+@law
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(1, 2), st.integers(0, 1)), max_size=24))
+def test_exchanges_leave_as_few_copies_in_one_row_as_possible(pieces: list[tuple[int, int, int, int]]) -> None:
+    rows, names, *kinds = np.array([*pieces], np.int64).reshape(-1, 4).T
+    sizes = np.stack(kinds, axis=1)
+    documents = names * 10 + sizes[:, 0] * 3 + sizes[:, 1]  # copies have equal sizes
+    found = spread(rows, documents, sizes)
+    classes = [np.flatnonzero((sizes == size).all(axis=1)) for size in np.unique(sizes, axis=0)]
+    for each in classes:
+        assert sorted(found[each]) == sorted(rows[each])
+    assert repeated_in(found, documents) == sum(
+        least_repeated(rows[each].tolist(), documents[each].tolist()) for each in classes
+    )
+
+
+@law
+@given(lengths=LENGTHS.filter(any), data=st.data())
+def test_copies_of_a_document_in_one_row_are_counted_and_cost_no_row(lengths: list[int], data: st.DataObject) -> None:
+    capacity, method = data.draw(st.integers(1, 24)), data.draw(st.sampled_from(["best_fit", "concat"]))
+    overflow = data.draw(st.sampled_from(["split", "truncate"]))
+    n, window = len(lengths), data.draw(st.integers(1, 200))
+    packed = PackWindows(
+        Passes(n, data.draw(st.none() | st.integers(0, 9))),
+        (LengthTable(np.array(lengths, np.int64)),),
+        (capacity,),
+        method,
+        overflow,
+        window=window,
+    )
+    for number in range(3):
+        offsets, found = packed.table(0, number)
+        rows = [found[a:b] for a, b in pairwise(offsets.tolist())]
+        again = sum(len(row) - len({*(row[:, 0] % n).tolist()}) for row in rows)
+        figures = packed.figures(0, number)
+        assert figures.repeated == again
+        sizes = found[:, 2] - found[:, 1]
+        assert sizes.sum() == figures.tokens and all((row[:, 2] - row[:, 1]).sum() <= capacity for row in rows)
+        if method == "best_fit":
+            least = one_by_one(sizes.tolist(), capacity)
+            assert len(rows) <= least + least // 100
+
+
+@law
+@given(st.dictionaries(st.integers(0, 9), st.integers(1, 9), min_size=1), st.integers(9, 40), st.data())
+def test_limits_for_a_row_part_all_copies(lengths: dict[int, int], capacity: int, data: st.DataObject) -> None:
+    pieces = data.draw(st.lists(st.sampled_from(list(lengths.items())), min_size=1, max_size=60))
+    documents, sizes = np.array(pieces, np.int64).T
+    rows, count = best_fit(sizes, capacity, most_in_a_row(sizes, documents))
+    found = spread(rows, documents, sizes[:, np.newaxis])
+    assert repeated_in(found, documents) == 0
+    assert set(found.tolist()) == set(range(count))
+    assert np.bincount(found, sizes, count).max() <= capacity
+
+
+def test_a_small_source_is_in_many_rows_and_never_twice_in_one() -> None:
+    random = np.random.default_rng(0)
+    sources = {
+        name: penstock.dataset([[1] * length for length in random.integers(5, most, n)]).with_lengths(len)
+        for name, n, most in (("web", 4820, 400), ("task", 200, 60))
+    }
+    rows = penstock.pack(penstock.mix(sources, {"web": 0.9, "task": 0.1}), length=512, window=4000)
+    loader: Any = penstock.DataLoader(rows, batch_size=16, seed=1)
+    for batch in islice(loader, 8):
+        for row in batch["documents"] % 5020:
+            each = [key for key, before in zip(row.tolist(), [-2, *row.tolist()], strict=False) if key != before]
+            assert len(each) == len({*each})
+    assert loader.stats().packing.repeated == 0
 
 
 # Rows.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import sys
 import threading
 from dataclasses import replace
 from typing import Any
@@ -207,6 +208,21 @@ def test_any_thread_may_commit() -> None:
         thread.join()
     assert figures(one) == (200, 0, 0)
     assert (one.state_dict()["epoch"], one.state_dict()["steps"]) == (1, 0)
+
+
+def test_commits_of_many_threads_at_once_are_all_counted() -> None:
+    one = loader(4000)
+    batches, interval = list(one.batches()), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        running = [threading.Thread(target=lambda: [one.commit(batch) for batch in batches]) for _ in range(4)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert figures(one) == (2000, 6000, 0)
 
 
 class Faulty(penstock.Dataset[int]):

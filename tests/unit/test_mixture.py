@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from itertools import islice
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from weights import changed, first, load, state_of
 
 import penstock
 from penstock.errors import StateError
 from penstock.plan import OrderPlan
 from penstock.plan._forecast import Forecast
+from penstock.source._history import WeightHistory
 from penstock.source._mixture import MixtureDataset
 from penstock.source._nested import fingerprint_of, foresee_of, leaves_of, lengths_within, origin
 
@@ -95,7 +98,7 @@ def test_shares_of_tokens_follow_from_the_lengths() -> None:
     data = penstock.mix({"s": short, "l": long}, {"s": 1, "l": 1}, unit="tokens")
     assert "".join(islice(data, 80)).count("c") == 20
     assert lengths_within(data)().tolist() == [6] * 10 + [2] * 10  # type: ignore[misc]
-    assert data.state_dict()["tokens"] == {"l": 60, "s": 20}
+    assert state_of(data)["tokens"] == {"l": 60, "s": 20}
     few = penstock.mix({"s": short[:5], "l": long}, {"s": 1, "l": 1}, unit="tokens")
     assert "".join(islice(few, 80)).count("c") == 20
     with pytest.raises(TypeError, match=r"source 'a'.*\.with_lengths\(len\)"):
@@ -170,25 +173,45 @@ def test_a_weight_that_is_no_number_is_refused_with_its_source(weight: Any) -> N
 
 def test_a_state_has_the_history_of_the_weights() -> None:
     data = letters(seed=3)
-    data.reweigh(0, 10, {"a": 1, "b": 0})
-    data.reweigh(0, 20, {"a": 1, "b": 3})
-    data.reweigh(0, 20, {"a": 1, "b": 7})
-    other = letters(seed=3)
-    other.load_state_dict(pickle.loads(pickle.dumps(data)).state_dict())
-    assert list(islice(other, 60)) == list(islice(data, 60)) != list(islice(letters(seed=3), 60))
-    assert [data.weights_at(0, place)["b"] for place in (0, 9, 10, 19, 20)] == [0.5, 0.5, 0, 0, 7]
-    assert repr(data) == "mix(a=1, b=7)"
+    history = changed(data, (0, 10, {"a": 1, "b": 0}), (0, 20, {"a": 1, "b": 3}), (0, 20, {"a": 1, "b": 7}))
+    state = json.loads(json.dumps(pickle.loads(pickle.dumps(history)).as_dict()))
+    other = WeightHistory.of(letters(seed=3)).loaded(state, 5)
+    assert first(other, 60) == first(history, 60) != list(islice(letters(seed=3), 60))
+    assert [history.weights_at(0, place)["b"] for place in (0, 9, 10, 19, 20)] == [0.5, 0.5, 0, 0, 7]
+    assert repr(data) == "mix(b=0.5, a=0.5)"
 
 
 def test_a_change_of_weights_replaces_the_changes_after_it() -> None:
-    data = letters()
-    for epoch, position in ((0, 10), (0, 20), (1, 5), (0, 15)):
-        data.reweigh(epoch, position, {"a": 1, "b": 2})
-    assert [(stage["epoch"], stage["position"]) for stage in data.state_dict()["stages"]] == [
+    weights = {"a": 1, "b": 2}
+    history = changed(letters(), *((*place, weights) for place in ((0, 10), (0, 20), (1, 5), (0, 15))))
+    assert [(stage["epoch"], stage["position"]) for stage in history.as_dict()["stages"]] == [
         (0, 0),
         (0, 10),
         (0, 15),
     ]
+
+
+def test_two_loaders_of_a_mixture_share_no_weights() -> None:
+    data = letters()
+    one, other = (penstock.DataLoader(data, batch_size=10, seed=1) for _ in range(2))
+    expected = list(islice(penstock.DataLoader(letters(), batch_size=10, seed=1), 3))
+    one.update(weights={"a": 1, "b": 0})
+    assert {*next(iter(one))} == {"u", "v"}
+    assert list(islice(other, 3)) == expected
+    assert [each["weights"] for each in other.state_dict()["dataset"]["stages"]] == [{"a": 0.5, "b": 0.5}]
+    copy = pickle.loads(pickle.dumps(one))
+    copy.update(weights={"a": 0, "b": 1})
+    assert one.state_dict()["dataset"]["stages"][0]["weights"] == {"a": 1, "b": 0}
+
+
+def test_a_state_without_a_history_of_weights_is_refused() -> None:
+    loader = penstock.DataLoader(letters(), batch_size=10, seed=1)
+    loader.update(weights={"a": 1, "b": 0})
+    state = loader.state_dict()
+    for damage in (None, 3, []):
+        with pytest.raises(StateError, match="no history of weights"):
+            loader.load_state_dict({**state, "dataset": damage})
+    assert loader.state_dict() == state
 
 
 def committing(stop: Any) -> Any:
@@ -206,7 +229,7 @@ def test_weights_change_behind_batches_that_were_committed_early() -> None:
     assert next(rest).step == 1
     other.update(weights={"a": 1, "b": 0})
     assert [batch.step for batch in islice(rest, 3)] == [2, 4, 5]
-    assert other.dataset.state_dict()["stages"][-1]["position"] == 8
+    assert other.state_dict()["dataset"]["stages"][-1]["position"] == 8
 
 
 def test_weights_change_behind_batches_of_a_later_epoch_that_were_committed() -> None:
@@ -217,29 +240,26 @@ def test_weights_change_behind_batches_of_a_later_epoch_that_were_committed() ->
     other.load_state_dict(one.state_dict())
     assert next(other.batches()).step == 1
     other.update(weights={"a": 2, "b": 1})
-    last = other.dataset.state_dict()["stages"][-1]
+    last = other.state_dict()["dataset"]["stages"][-1]
     assert (last["epoch"], last["position"]) == (1, 2)
 
 
 def test_a_state_of_the_last_weights_is_taken_too() -> None:
-    data = letters()
-    data.reweigh(0, 10, {"a": 1, "b": 2})
+    history = changed(letters(), (0, 10, {"a": 1, "b": 2}))
     other = penstock.mix({"b": list("xyz"), "a": list("uv")}, {"b": 2, "a": 1})
-    other.load_state_dict(data.state_dict())
-    assert other.weights_at(0, 0) == {"a": 0.5, "b": 0.5}
+    assert WeightHistory.of(other).loaded(history.as_dict(), 0).weights_at(0, 0) == {"a": 0.5, "b": 0.5}
 
 
 def test_a_new_source_has_weight_0_until_the_state_is_loaded() -> None:
     def wider(weight: float) -> MixtureDataset:
         return penstock.mix({"b": list("xyz"), "a": list("uv"), "aa": list("!")}, {"b": 0.5, "a": 0.5, "aa": weight})
 
-    data = wider(0)
-    data.load_state_dict(letters().state_dict())
-    data.reweigh(0, 10, {"a": 1, "b": 1, "aa": 2})
-    assert [key == "!" for key in islice(data, 10)] == [False] * 10
-    assert "".join(islice(data, 30)).count("!") == 10
+    history = WeightHistory.of(wider(0)).loaded(state_of(letters()), 0)
+    history = history.changed(0, 10, {"a": 1, "b": 1, "aa": 2}, 0, 16)
+    assert "!" not in first(history, 10)
+    assert first(history, 30).count("!") == 10
     with pytest.raises(StateError, match=r"knows no source 'aa'.*weight 0 for it"):
-        wider(1).load_state_dict(letters().state_dict())
+        load(wider(1), state_of(letters()))
 
 
 @pytest.mark.parametrize(
@@ -261,14 +281,14 @@ def test_a_new_source_has_weight_0_until_the_state_is_loaded() -> None:
 )
 def test_a_state_of_another_mixture_is_refused(other: Any, message: str) -> None:
     with pytest.raises(StateError, match=message):
-        other().load_state_dict(letters().state_dict())
+        load(other(), state_of(letters()))
 
 
 @pytest.mark.parametrize("name", ["sources", "stages", "unit"])
 def test_a_damaged_state_is_refused(name: str) -> None:
     for value in (None, [], 3):
         with pytest.raises(StateError):
-            letters().load_state_dict({**letters().state_dict(), name: value})
+            load(letters(), {**state_of(letters()), name: value})
 
 
 @pytest.mark.parametrize(
@@ -283,14 +303,22 @@ def test_a_damaged_state_is_refused(name: str) -> None:
         {"weights": {"a": float("inf"), "b": 1.0}},
         {"weights": {"a": "much", "b": 1.0}},
         {"weights": {"a": 0.0, "b": 0.0}},
+        {"given": {"a": 4, "b": 1}},
+        {"given": {"a": 3, "b": 3}},
+        {"given": {"a": 2}},
+        {"given": {"a": 2.0, "b": 3}},
+        {"given": {"a": True, "b": 4}},
+        {"given": {"a": 2, "b": 2, "c": 1}},
+        {"given": {}},
+        {"given": [2, 3]},
     ],
 )
-def test_a_damaged_stage_is_refused_and_changes_nothing(damage: dict[str, Any]) -> None:
-    state, data = letters().state_dict(), letters()
-    state["stages"] = [*state["stages"], {"epoch": 0, "position": 5, "weights": {"a": 1, "b": 2}, **damage}]
+def test_a_damaged_stage_is_refused(damage: dict[str, Any]) -> None:
+    state = changed(letters(), (0, 5, {"a": 1, "b": 2})).as_dict()
+    load(letters(), state)
+    state["stages"][-1] |= damage
     with pytest.raises(StateError, match="damaged"):
-        data.load_state_dict(state)
-    assert data.state_dict() == letters().state_dict()
+        load(letters(), state)
 
 
 @pytest.mark.parametrize("damage", [{"c": 9}, {"a": "many"}, {"a": -1}])
@@ -300,7 +328,7 @@ def test_damaged_numbers_of_tokens_are_refused(damage: dict[str, Any]) -> None:
         return penstock.mix(lengths, {"a": 1, "b": 1}, unit="tokens")
 
     with pytest.raises(StateError, match="damaged"):
-        data().load_state_dict({**data().state_dict(), "tokens": damage})
+        load(data(), {**state_of(data()), "tokens": damage})
 
 
 def test_an_order_is_made_of_a_state_alone_also_of_files() -> None:
@@ -309,10 +337,10 @@ def test_an_order_is_made_of_a_state_alone_also_of_files() -> None:
             return "files"
 
     data = penstock.mix({"a": Filed(), "b": Filed()}, {"a": 2, "b": 1})
-    data.reweigh(0, 10, {"a": 1, "b": 2})
-    made = MixtureDataset.of_state(data.state_dict())
+    history = changed(data, (0, 10, {"a": 1, "b": 2}))
+    made = WeightHistory.of_state(history.as_dict(), 0)
     assert made is not None
-    orders = [each.__order__(7, 16).at(0, np.arange(40)).tolist() for each in (data, made)]
+    orders = [each.order(0, 16).at(0, np.arange(40)).tolist() for each in (history, made)]
     assert orders[0] == orders[1]
 
 
@@ -321,7 +349,7 @@ def test_an_order_is_made_of_a_state_alone_also_of_files() -> None:
 )
 def test_no_order_is_made_of_a_damaged_state(damage: dict[str, Any]) -> None:
     with pytest.raises(StateError, match="damaged"):
-        MixtureDataset.of_state({**letters().state_dict(), **damage})
+        WeightHistory.of_state({**state_of(letters()), **damage}, 0)
 
 
 def test_other_files_of_a_source_are_named() -> None:
@@ -333,11 +361,11 @@ def test_other_files_of_a_source_are_named() -> None:
 
     source = Marked()
     data = penstock.mix({"a": source}, {"a": 1})
-    state = data.state_dict()
+    state = state_of(data)
     assert state["files"] == {"a": "one"} and fingerprint_of(data) is None
     source.mark = "two"
     with pytest.raises(StateError, match="source 'a' has other files"):
-        data.load_state_dict(state)
+        load(data, state)
 
 
 # Messages.

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from weights import changed, load, state_of
 
 import penstock
 from penstock._engine.engine import Engine
 from penstock.errors import StateError
-from penstock.plan import _blocks, _mixture
+from penstock.plan import _mixture
+from penstock.plan._blocks import Arrangement
 from penstock.plan._mixture import Schedule
 from penstock.plan._packing import PackWindows
 
@@ -60,7 +62,7 @@ def test_no_step_is_drawn_again_that_another_thread_has_just_taken(
         if commit:
             loader.commit(batch)
     assert not changes
-    order = data.__order__(1, 16)
+    order = load(data, loader.state_dict()["dataset"], seed=1).order(1, 16)
     assert given == {step: order.at(0, np.arange(4 * step, 4 * step + 4)).tolist() for step in given}
 
 
@@ -111,15 +113,40 @@ def test_a_change_costs_the_same_after_many_changes(monkeypatch: pytest.MonkeyPa
     assert max(costs) <= 3
 
 
+@pytest.mark.parametrize("old", [False, True])
+def test_a_resume_plans_nothing_for_the_changes_before(old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader: Any = penstock.DataLoader(mixture(), batch_size=4, seed=1)
+    reader = iter(loader)
+    for number in range(12):
+        next(reader)
+        loader.update(weights={"a": number + 1, "b": 1})
+    state = json.loads(json.dumps(loader.state_dict()))
+    if old:
+        for stage in state["dataset"]["stages"]:
+            del stage["given"]
+    pages: list[int] = []
+    page = Schedule._page
+
+    def counted(schedule: Schedule, number: int) -> Any:
+        pages.append(number)
+        return page(schedule, number)
+
+    monkeypatch.setattr(Schedule, "_page", counted)
+    resumed: Any = penstock.DataLoader(mixture(), batch_size=4, seed=1)
+    resumed.load_state_dict(state)
+    assert next(iter(resumed)).tolist() == next(reader).tolist()
+    assert old or len(pages) <= 2
+    assert resumed.state_dict() == loader.state_dict()
+
+
 def test_a_change_arranges_no_blocks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     arranged: list[int] = []
-    arrange = _blocks.arranged
 
     def counted(order: Any, epoch: int) -> Any:
         arranged.append(epoch)
-        return arrange(order, epoch)
+        return Arrangement(order, epoch)
 
-    monkeypatch.setattr(_mixture, "arranged", counted)
+    monkeypatch.setattr(_mixture, "Arrangement", counted)
     sources = {name: penstock.ArrayDataset(np.arange(4000)) for name in "ab"}
     for source in sources.values():
         source.blocks = np.arange(0, 4001, 10)  # type: ignore[attr-defined]
@@ -188,16 +215,14 @@ def test_a_state_of_another_seed_of_the_mixture_is_refused() -> None:
 @pytest.mark.parametrize("value", [None, -1, "x", [], float("nan"), float("inf")])
 @pytest.mark.parametrize("path", ["sources/a", "stages/1/weights/a", "stages/1/position", "stages/1/epoch"])
 def test_a_damaged_number_in_the_state_of_a_mixture_is_refused(path: str, value: Any) -> None:
-    data = mixture()
-    data.reweigh(0, 5, WEIGHTS)
-    state = json.loads(json.dumps(data.state_dict()))
+    state = json.loads(json.dumps(changed(mixture(), (0, 5, WEIGHTS)).as_dict()))
     *outer, last = path.split("/")
     inner = state
     for name in outer:
         inner = inner[int(name) if isinstance(inner, list) else name]
     inner[last] = value
     with pytest.raises(StateError):
-        mixture().load_state_dict(state)
+        load(mixture(), state)
 
 
 def test_a_mixture_is_refused_where_its_keys_would_be_taken_for_positions() -> None:
@@ -228,6 +253,52 @@ def test_a_torch_loader_of_a_mixture_counts_the_batches_of_each_epoch(packed: bo
     for _ in range(3):
         expected = len(loader)
         assert len(list(loader)) == expected
+
+
+@pytest.mark.parametrize("package", ["penstock.torch", "torch.utils.data"])
+@pytest.mark.parametrize("kind", ["mixture", "rows", "rows of a mixture"])
+def test_a_framework_may_make_a_loader_anew_from_its_batch_sampler(kind: str, package: str) -> None:
+    torch = pytest.importorskip("penstock.torch")
+    sources = {name: penstock.dataset(texts(first, 30)).with_lengths(len) for name, first in (("a", 0), ("b", 7))}
+    data: Any = penstock.mix(sources, {"a": 1, "b": 2}, stop=40)
+    if kind == "mixture":
+        data = data.map(len)
+    else:
+        data = penstock.pack(data if kind == "rows of a mixture" else sources["a"], length=32)
+    own: Any = torch.DataLoader(data, batch_size=4, seed=5, shuffle=True)
+    given = torch.DataLoader(data, batch_size=4, seed=5, shuffle=True)
+    made = pytest.importorskip(package).DataLoader  # as Lightning does, and as accelerate does
+    names = ("num_workers", "collate_fn", "timeout", "worker_init_fn")
+    rest = {name: getattr(given, name) for name in names}
+    anew: Any = made(data, batch_sampler=given.batch_sampler, **rest)
+    for _ in range(3):
+        assert len(anew) == len(own)
+        expected, found = (
+            [np.asarray(batch if kind == "mixture" else batch["tokens"]).tolist() for batch in each]
+            for each in (own, anew)
+        )
+        assert found == expected
+
+
+def test_the_sampler_of_a_torch_loader_has_the_keys_of_each_epoch() -> None:
+    torch = pytest.importorskip("penstock.torch")
+    loader: Any = torch.DataLoader(mixture(stop=40), batch_size=4, seed=5)
+    for _ in range(3):
+        keys = list(loader.sampler)  # which also asks for the length, after the first epoch has begun
+        assert keys == [key for batch in loader.batches() for key in batch.index.tolist()]
+    loader.sampler.set_epoch(1)
+    loader.set_epoch(1)
+    assert list(loader.sampler) == [key for batch in loader.batches() for key in batch.index.tolist()]
+
+
+def test_a_distributed_sampler_is_refused_if_the_number_of_samples_differs_by_epoch() -> None:
+    torch = pytest.importorskip("penstock.torch")
+    distributed = pytest.importorskip("torch.utils.data").DistributedSampler
+    for data in (mixture(stop="all"), penstock.pack([[1, 2], [3]], length=4, lengths=len)):
+        given = torch.DataLoader(data, batch_size=4, seed=5)
+        split = distributed(range(9), num_replicas=2, rank=0)
+        with pytest.raises(ValueError, match=r"number differs by epoch.*shard=\"auto\""):
+            torch.DataLoader(data, batch_size=4, sampler=split, timeout=given.timeout)
 
 
 @pytest.mark.parametrize("stop", ["never", "all"])
@@ -261,29 +332,25 @@ def test_figures_of_epochs_of_a_given_size_count_all_epochs() -> None:
 
 
 def test_a_change_at_the_end_of_an_epoch_of_a_given_size_begins_with_the_next() -> None:
-    data = mixture(stop=20)
-    data.reweigh(0, 20, WEIGHTS)
-    data.reweigh(1, 0, {"a": 0, "b": 1})
-    assert [(stage["epoch"], stage["position"]) for stage in data.state_dict()["stages"]] == [(0, 0), (1, 0)]
-    assert data.names_of(data.__order__(0, 16).at(1, np.arange(20))) == ["b"] * 20
+    history = changed(mixture(stop=20), (0, 20, WEIGHTS), (1, 0, {"a": 0, "b": 1}))
+    assert [(stage["epoch"], stage["position"]) for stage in history.as_dict()["stages"]] == [(0, 0), (1, 0)]
+    assert history.mixture.names_of(history.order(0, 16).at(1, np.arange(20))) == ["b"] * 20
 
 
 def test_a_state_of_epochs_of_another_size_is_refused() -> None:
-    data = mixture(stop="never")
-    data.reweigh(0, 50, WEIGHTS)
-    for state, size in ((mixture(stop=30).state_dict(), 30), (data.state_dict(), "'never'")):
+    endless = changed(mixture(stop="never"), (0, 50, WEIGHTS)).as_dict()
+    for state, size in ((state_of(mixture(stop=30)), 30), (endless, "'never'")):
         with pytest.raises(StateError, match=f"stop={size}, but this one has stop=20"):
-            mixture(stop=20).load_state_dict(state)
+            load(mixture(stop=20), state)
 
 
 @pytest.mark.parametrize("damage", [{"position": 20}, {"epoch": 1 << 61}])
 def test_a_stage_outside_epochs_of_a_given_size_is_refused(damage: dict[str, int]) -> None:
-    data = mixture(stop=20)
-    data.reweigh(1, 5, WEIGHTS)
-    state = data.state_dict()
+    state = changed(mixture(stop=20), (1, 5, WEIGHTS)).as_dict()
+    load(mixture(stop=20), state)
     state["stages"][1] |= damage
     with pytest.raises(StateError, match="damaged"):
-        mixture(stop=20).load_state_dict(state)
+        load(mixture(stop=20), state)
 
 
 def test_positions_and_epochs_outside_epochs_of_a_given_size_are_refused() -> None:

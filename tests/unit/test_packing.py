@@ -373,7 +373,7 @@ def test_the_names_and_the_state_of_the_documents_are_passed_through() -> None:
     rows.load_state_dict({"stages": [1]})
     assert rows.state_dict() == rows.documents.state == {"stages": [1]}
     plain = penstock.pack(DOCS, 4, len)
-    assert not any(hasattr(plain, name) for name in ("names_of", "state_dict", "load_state_dict", "reweigh"))
+    assert not any(hasattr(plain, name) for name in ("names_of", "state_dict", "load_state_dict", "__mixture__"))
     assert not plain.endless
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
     from penstock._options import Options
+    from penstock.source._history import WeightHistory
 
 AnyPlan = ComputedPlan | SamplerPlan
 
@@ -183,6 +184,9 @@ class Feed:
     """True if one worker reads the whole stream. The steps are then done in order, and cannot be repeated."""
     knows_end = False
     """True if the end of an epoch is known when its last step is handed out, without trying to draw another step."""
+
+    history: WeightHistory | None = None
+    """The weights of a mixture in this loader. None if the dataset is not a mixture."""
 
     def __init__(self, dataset: Any, options: Options, borrow: Borrow | None = None) -> None:
         self.dataset = dataset

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -133,6 +134,12 @@ class ByKey(Feed):
         if self.makes_items:
             self._check_items()
         self.has_order = not given and method_of(self.source, "__order__") is not None
+        mixture = method_of(self.source, "__mixture__")
+        if mixture is not None:
+            import_whole("penstock.source._history")
+            from penstock.source._history import WeightHistory  # late: few programs need it
+
+            self.history = WeightHistory.of(mixture)
         given = given or self.has_order
         if not given and not isinstance(self.source, Sized):
             raise TypeError(
@@ -236,7 +243,10 @@ class ByKey(Feed):
             return order_of(self.options.sampler, seed)
         source = self.source
         if self.has_order:
-            order: Order = source.__order__(seed, self.options.window or WINDOW)
+            window = self.options.window or WINDOW
+            order: Order = (
+                source.__order__(seed, window) if self.history is None else self.history.order(seed, window)
+            )
             return order
         once = pass_of(source)
         if once is not None and self.options.shuffle != "blocks":
@@ -318,29 +328,8 @@ class BatchesOfKeys:
         self._now = now
 
     def __iter__(self) -> Iterator[Any]:
-        plan, epoch = self._plan()
-        return map(plain, plan.draw(epoch))
-
-    def __len__(self) -> int:
-        plan, epoch = self._plan()
-        steps = plan.steps(epoch)
-        if steps is None:
-            raise TypeError("The epoch has no end, and so no len().")
-        return steps
-
-    def _plan(self) -> tuple[ComputedPlan, int]:
-        plan, epoch = self._now()
-        assert isinstance(plan, ComputedPlan)
-        return plan, epoch
-
-
-class Keys(BatchesOfKeys):
-    """The keys of the loader's current epoch, in order."""
-
-    def __iter__(self) -> Iterator[Any]:
-        plan, epoch = self._plan()
-        for keys in plan.draw(epoch):
-            yield from keys if isinstance(keys, list) else np.atleast_1d(keys).tolist()
+        plan, epoch = self._plan()  # now, and not when the first key is asked for: the epoch may be another then
+        return chain.from_iterable(map(_listed, plan.draw(epoch)))
 
     def __len__(self) -> int:
         last = super().__len__() - 1
@@ -355,3 +344,31 @@ class Keys(BatchesOfKeys):
             return plan, epoch
         whole = plan.world == 1 and not plan.padded and not plan.rollover
         return OrderPlan(plan.order, None) if whole else plan, epoch
+
+
+def _listed(keys: Any) -> list[Any]:
+    found: list[Any] = keys if isinstance(keys, list) else np.atleast_1d(keys).tolist()
+    return found
+
+
+class BatchesOfKeys:
+    """The keys of each batch of the loader's current epoch, in order, as lists."""
+
+    def __init__(self, now: Now) -> None:
+        self._now = now
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        plan, epoch = self._computed()
+        return map(plain, plan.draw(epoch))
+
+    def __len__(self) -> int:
+        plan, epoch = self._computed()
+        steps = plan.steps(epoch)
+        if steps is None:
+            raise TypeError("The epoch has no end, and so no len().")
+        return steps
+
+    def _computed(self) -> tuple[ComputedPlan, int]:
+        plan, epoch = self._now()
+        assert isinstance(plan, ComputedPlan)
+        return plan, epoch

@@ -11,7 +11,7 @@ from penstock.plan import ComputedPlan, Order, Selected
 from penstock.plan._balance import BalancedPlan
 from penstock.plan._budget import WINDOW, BudgetPlan, BudgetWindows, LengthTable
 from penstock.plan._windows import WindowPlan, Windows
-from penstock.source._nested import blocks_of, lengths_within, method_of, shown
+from penstock.source._nested import blocks_of, lengths_within, shown
 from penstock.source._stages import MeasuredDataset
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ def _is_random(order: Any) -> bool:
 
 
 def _samples_at_once(feed: ByKey) -> int:
-    """Returns how many samples are divided into batches together: in a block order, those in memory."""
-    if method_of(feed.dataset, "reweigh") is not None:
+    """Returns how many samples are cut into batches together (by blocks: as many as are held at a time)."""
+    if feed.history is not None:
         return min(WINDOW, WINDOW_OF_MIXTURE)
     if feed.options.shuffle != "blocks" or feed.has_order:
         return WINDOW

@@ -117,8 +117,15 @@ class CommittedEpochs(Epochs):
 
     def __init__(self) -> None:
         super().__init__()
-        self.committed = self.twice = 0
+        self._counts = 0, 0  # committed batches, and repeated commits
+        self._lock = threading.RLock()
         self._forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.RLock())
 
     def _forget(self) -> None:
         # The epochs that are not complete, oldest first, with all epochs after them; and the epochs after these, of a
@@ -127,8 +134,8 @@ class CommittedEpochs(Epochs):
         self._complete = set[int]()
 
     def figures(self) -> tuple[int, int, int]:
-        """Returns the numbers of committed batches, of repeated commits, and of open batches."""
-        return self.committed, self.twice, sum(each.open for each in self._now[0])
+        """Returns the number of committed batches, of repeated commits, and of open batches."""
+        return *self._counts, sum(each.open for each in self._now[0])
 
     def commit(self, batch: Batch[Any]) -> None:
         number = batch._pass
@@ -136,10 +143,12 @@ class CommittedEpochs(Epochs):
         if found is None and number not in self._complete:
             raise ValueError(_UNKNOWN.format(step=batch.step, epoch=batch.epoch))
         try:
-            is_first = found is not None and found.commit(batch.step)
+            with interrupts_deferred(), self._lock:
+                is_first = found is not None and found.commit(batch.step)
+                committed, twice = self._counts
+                self._counts = committed + is_first, twice + (not is_first)
         except KeyError:
             raise ValueError(_UNKNOWN.format(step=batch.step, epoch=batch.epoch)) from None
-        self.committed, self.twice = self.committed + is_first, self.twice + (not is_first)
 
     @property
     def later(self) -> tuple[State, ...]:

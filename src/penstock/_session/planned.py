@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock._feed import Feed
 from penstock._resume.commits import CommittedEpochs
 from penstock._resume.state import Epochs
 from penstock.plan import ComputedPlan
-from penstock.source._nested import method_of
-from penstock.stats._figures import BudgetFigures, CommitFigures, MixtureFigures, PackingFigures, SourceFigures
+from penstock.stats._figures import BudgetFigures, CommitFigures, MixtureFigures, SourceFigures
 
 
 def planned(feed: Feed, epochs: Epochs, reweighed: list[tuple[int, int]]) -> dict[str, Any]:
@@ -29,12 +31,18 @@ def planned(feed: Feed, epochs: Epochs, reweighed: list[tuple[int, int]]) -> dic
         found["budget"] = BudgetFigures(batches, samples, tokens, padding, used)
     packing = plan.packing(epoch, step)
     if packing is not None:
-        found["packing"] = PackingFigures(packing.fill, *packing)
-    drawn = method_of(feed.dataset, "drawn")
-    if drawn is not None:
-        sources = drawn(plan.order, epoch, *plan.given(epoch, step))
+        found["packing"] = packing
+    if feed.history is not None:
+        sources = feed.history.shares(cast("Any", plan.order), epoch, *plan.given(epoch, step), _lengths(plan))
         found["mixture"] = MixtureFigures(_shares(sources), tuple(reweighed))
     return found
+
+
+def _lengths(plan: ComputedPlan) -> NDArray[np.int64] | None:
+    """Returns the lengths of all samples, if the plan was made from them."""
+    table = getattr(plan, "lengths", None) or getattr(getattr(plan, "windows", None), "lengths", None)
+    table = table[0] if isinstance(table, tuple) else table
+    return None if table is None else table.numbers
 
 
 def _shares(sources: list[tuple[str, float, int, int, float | None]]) -> tuple[SourceFigures, ...]:

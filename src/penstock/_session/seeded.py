@@ -35,10 +35,11 @@ from penstock.batch import Batch
 from penstock.collate import default_collate
 from penstock.errors import StateError
 from penstock.plan import ComputedPlan, Order
+from penstock.plan._blocks import WINDOW
 from penstock.plan._plan import FirstOpen
 from penstock.plan._seeds import draw_key
 from penstock.source._dataset import to_load_in_parallel
-from penstock.source._nested import fingerprint_of, method_of
+from penstock.source._nested import fingerprint_of
 
 if TYPE_CHECKING:
     from penstock._session.explanation import Explanation
@@ -311,15 +312,29 @@ class SeedSession(Session):
         """Returns the position after the batches handed out so far, as JSON-serialisable data."""
         state = self.epochs.as_dict(self._about, self.feed.beginning)
         state["seed"] = self.seed
-        if self.feed.keeps_state():
+        if self.feed.history is not None:
+            state["dataset"] = self.feed.history.as_dict()
+        elif self.feed.keeps_state():
             state["dataset"] = asked(self.dataset, self.dataset.state_dict)
         return state
 
     @never_ends
     def load(self, state: Mapping[str, Any]) -> None:
         """Makes the next epoch continue from this state. If it does not fit, raises StateError, changing nothing."""
-        parsed = State.parse(state)
-        if parsed.dataset is None:
+        parsed, history = State.parse(state), self.feed.history
+        if history is not None:
+            if not isinstance(parsed.dataset, Mapping):
+                raise StateError(
+                    "The resume state has no history of weights, but the dataset is a mixture. Give the loader the "
+                    "dataset that it had when the state was taken."
+                )
+            try:
+                self.feed.history = history.loaded(parsed.dataset, parsed.seed or 0)
+                resume = self._fitting(parsed)
+            except BaseException:
+                self.feed.history = history
+                raise
+        elif parsed.dataset is None:
             resume = self._fitting(parsed)
         else:
             if not self.feed.keeps_state():
@@ -391,27 +406,25 @@ class SeedSession(Session):
         """Changes the dataset in this process and in every worker: calls a function with it, or sets attributes."""
         if (change is None) == (not attributes) or not (change is None or callable(change)):
             raise TypeError("update() takes either a function that takes the dataset, or attributes to set.")
-        reweigh = method_of(self.dataset, "reweigh")
-        if reweigh is not None and "weights" in attributes:
+        if self.feed.history is not None and "weights" in attributes:
             if len(attributes) > 1:
                 raise TypeError("update(weights=...) changes the weights of a mixture, and nothing else.")
-            self._reweigh(partial(reweigh, weights=attributes["weights"]))
+            self._reweigh(attributes["weights"])
             return
         if self.feed.one_reader and self.options.num_workers:
             raise ValueError(
                 "A stream without load() is read by a worker, which cannot read prefetched batches again. "
                 f"{to_load_in_parallel(self.dataset)}; or use num_workers=0."
             )
-        _check_attributes(self.dataset, attributes)
+        _check_attributes(self.dataset, attributes, ["weights"] * (self.feed.history is not None))
         self.engines.update(Setting(attributes) if change is None else change, self.dataset)
         self.feed.forget()
         self._length = self.feed.length()
 
-    def _reweigh(self, reweigh: Callable[[int, int], object]) -> None:
+    def _reweigh(self, weights: Mapping[str, float]) -> None:
         """Changes the weights of a mixture from the first position that can still change.
 
-        Calls `reweigh(epoch, position)`, and then computes later steps again. Workers need not know, because keys do
-        not depend on weights.
+        Computes the later steps again. Workers need not be told, because keys do not depend on weights.
         """
         errors: list[Exception] = []
 
@@ -422,7 +435,9 @@ class SeedSession(Session):
             with nullcontext() if reader is None else reader.passing:
                 try:
                     epoch, opened = self._first_open(current)
-                    reweigh(epoch, opened.position)
+                    history, window = self.feed.history, self.options.window or WINDOW
+                    assert history is not None
+                    self.feed.history = history.changed(epoch, opened.position, weights, self.seed, window)
                 except Exception as error:  # raised here, it would end the engines
                     errors.append(error)
                     return
@@ -522,7 +537,7 @@ class SeedSession(Session):
             self.foresight.close()
 
 
-def _check_attributes(dataset: Any, names: Iterable[str]) -> None:
+def _check_attributes(dataset: Any, names: Iterable[str], more: list[str]) -> None:
     kind = type(dataset)
     for name in names:
         if hasattr(dataset, name) or hasattr(kind, name):
@@ -534,8 +549,7 @@ def _check_attributes(dataset: Any, names: Iterable[str]) -> None:
             )
         from difflib import get_close_matches  # late: few programs need it
 
-        present = [each for each in dir(dataset) if not each.startswith("_")]
-        present += ["weights"] * (method_of(dataset, "reweigh") is not None)
+        present = [each for each in dir(dataset) if not each.startswith("_")] + more
         near = get_close_matches(name, present, 1)
         hint = f"Did you mean {near[0]!r}? " if near else ""
         raise AttributeError(

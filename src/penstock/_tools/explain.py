@@ -16,7 +16,7 @@ from penstock.errors import StateError
 from penstock.plan import Order, OrderPlan, Sequential, Shuffled
 from penstock.plan._blocks import WINDOW
 from penstock.plan._windows import MOST_RANKS
-from penstock.source._mixture import MixtureDataset
+from penstock.source._history import WeightHistory
 
 # The description of a loader whose steps follow from it alone. If a state has more, the plan has more.
 _KNOWN = {"kind", "length", "files", "order", "batch_size", "last_batch", "world", "dtype", "sampler"}
@@ -40,8 +40,9 @@ def explanation(path: str, step: int, epoch: int | None, loader: str | None) -> 
         return found
     plan, mixture = _plan(state), None
     if plan is None and isinstance(state.dataset, Mapping) and "stages" in state.dataset:
-        mixture = MixtureDataset.of_state(state.dataset)
-        plan = None if mixture is None else _plan_of_mixture(state, mixture)
+        history = WeightHistory.of_state(state.dataset, state.seed or 0)
+        if history is not None:
+            plan, mixture = _plan_of_mixture(state, history), history.mixture
     if plan is None:
         raise ValueError(
             f"{path} does not have all that determines the samples of a step: the order of blocks or of a sampler, "
@@ -81,14 +82,14 @@ def _plan(state: State) -> OrderPlan | None:
     return _of_order(keys, about)
 
 
-def _plan_of_mixture(state: State, mixture: MixtureDataset) -> OrderPlan | None:
-    """Like `_plan`, for a mixture. None if the samples are not those of the mixture itself."""
+def _plan_of_mixture(state: State, history: WeightHistory) -> OrderPlan | None:
+    """Returns the plan that the state describes, or None if its samples are not those of the mixture itself."""
     about = state.about
     if state.seed is None or not {"batch_size", "world"} <= about.keys():
         return None
     if about.get("last_batch") not in ("keep", *_ENDS.values()):
         return None
-    plan = _of_order(mixture.__order__(state.seed, WINDOW), about)
+    plan = _of_order(history.order(state.seed, WINDOW), about)
     return plan if content(plan, None) == about.get("sampler") else None
 
 

@@ -132,8 +132,8 @@ class ShardSampler(Sampler[int]):
             for number, count in counted:
                 yield from range(number << _SHIFT, (number << _SHIFT) + count)
             return
-        edges, parts = division(len(shards), self._window)
-        groups = len(edges) - 1
+        groups, parts = division(len(shards), self._window)
+        edges = np.arange(groups + 1) * len(shards) // groups
         # Part i of group g is in stretch g + i - parts + 1: see BlockOrder.
         stretches: dict[int, list[NDArray[np.int64]]] = {}
         for group in range(groups):

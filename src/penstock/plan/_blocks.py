@@ -73,105 +73,155 @@ class BlockOrder:
 
         At any position, at most `window` blocks may be needed.
         """
-        arranged = _arrangement(self, epoch)
-        numbers, stretches = arranged.numbers, arranged.stretches
-        ends, parts = division(len(numbers), self.window)
-        groups = np.repeat(np.arange(len(ends) - 1), np.diff(ends))  # of each block, in the order of the epoch
-        last = len(stretches) - 2
-        first, stop = np.empty((2, len(numbers)), np.int64)
-        first[numbers] = stretches[(groups - parts + 1).clip(0, last)]
-        stop[numbers] = stretches[groups.clip(0, last) + 1]
-        return first, stop
+        return _arrangement(self, epoch).spans()
 
 
-class Arrangement(NamedTuple):
-    """The blocks of one epoch, laid end to end in random order.
+class _Known(NamedTuple):
+    """The first groups of an arrangement."""
 
-    A place is the index of a sample in this sequence. A position is the sample's index in the final order.
-    """
-
-    key: int
+    groups: int
     numbers: NDArray[np.int64]  # the block numbers, in the order of the epoch
     starts: NDArray[np.int64]  # the first place of each block, and the end
-    shifts: NDArray[np.int64]  # for each block: key minus place
-    groups: NDArray[np.int64]  # the first place of each group
-    sizes: NDArray[np.int64]  # the size of each group, at least 1
-    strides: NDArray[np.int64]  # the stride of each group: see `_strides`
-    offsets: NDArray[np.int64]
-    # The parts of all groups, sorted by their stretch:
+    stretches: NDArray[np.int64]  # the first position of each stretch, and the end
+
+
+class _GroupParts(NamedTuple):
+    """The parts of a few stretches, sorted by their stretch, and the groups that they belong to."""
+
     begins: NDArray[np.int64]  # the first position of each part, and the end
     moves: NDArray[np.int64]  # for each part: index in the group minus position
     group_of: NDArray[np.int64]
-    stretches: NDArray[np.int64]  # the first position of each stretch, and the end
-
-    def keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the keys at these positions. May overwrite `positions`."""
-        stretches = self.stretches.searchsorted([positions.min(), positions.max()], "right") - 1
-        low, high = stretches.tolist()
-        if low == high:  # as for most batches
-            places = self._shuffled(low, positions)
-        else:
-            stretches, places = self.stretches.searchsorted(positions, "right") - 1, positions
-            for stretch in np.unique(stretches).tolist():
-                chosen = stretches == stretch
-                places[chosen] = self._shuffled(stretch, positions[chosen])
-        parts = self.begins.searchsorted(places, "right") - 1
-        groups = self.group_of[parts]
-        places += self.moves[parts]
-        places *= self.strides[groups]
-        places += self.offsets[groups]
-        places %= self.sizes[groups]
-        places += self.groups[groups]
-        places += self.shifts[self.starts.searchsorted(places, "right") - 1]
-        return places
-
-    def _shuffled(self, stretch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        first, stop = self.stretches[stretch : stretch + 2].tolist()
-        places: NDArray[np.int64] = _permutation(stop - first, mix(self.key, _STRETCH, stretch)).at(positions - first)
-        places += first
-        return places
+    firsts: NDArray[np.int64]  # the first place of each group
+    sizes: NDArray[np.int64]  # the size of each group, at least 1
+    strides: NDArray[np.int64]  # the stride of each group: see `_strides`
+    offsets: NDArray[np.int64]
 
 
 # Each use of randomness in an epoch has its own key.
 _BLOCKS, _STRETCH, _STRIDE, _OFFSET = range(4)
+_FIRST_GROUPS = 64
 
 
-def arranged(order: BlockOrder, epoch: int) -> Arrangement:
-    """Returns the arrangement of an epoch. This takes 130 bytes and 0.8 µs per block if `window` is 16."""
-    key, edges = mix(order.seed, epoch), order.edges
-    blocks = len(edges) - 1
-    numbers = Permutation(max(1, blocks), mix(key, _BLOCKS)).at(np.arange(blocks))
-    starts = np.concatenate([[0], np.diff(edges)[numbers].cumsum()])
-    shifts = edges[:-1][numbers] - starts[:-1]
-    ends, parts = division(blocks, order.window)
-    groups, sizes = starts[ends[:-1]], np.diff(starts[ends])
-    each = np.arange(len(groups))
-    # Part i of group g is in stretch g + i. The stretches in which the window fills are merged into one, and so are
-    # those in which it empties: so each stretch mixes as many groups as a group has parts.
-    of, part = np.divmod(np.arange(len(groups) * parts), parts)
-    stretch = (of + part - parts + 1).clip(0, len(groups) - parts)
-    by_stretch = stretch.argsort(kind="stable")
-    group_of, part = of[by_stretch], part[by_stretch]
-    whole, rest = np.divmod(sizes[group_of], parts)
-    begins = np.concatenate([[0], (whole + (part < rest)).cumsum()])
-    moves = whole * part + np.minimum(part, rest) - begins[:-1]
-    stretches = begins[np.searchsorted(stretch[by_stretch], np.arange(len(groups) - parts + 2))]
-    sizes = sizes.clip(1)
-    offsets = (hashes(mix(key, _OFFSET), each) % sizes.view(np.uint64)).view(np.int64)
-    strides = _strides(sizes, hashes(mix(key, _STRIDE), each))
-    of_groups = groups, sizes, strides, offsets
-    return Arrangement(key, numbers, starts, shifts, *of_groups, begins, moves, group_of, stretches)
+class Arrangement:
+    """The blocks of one epoch, laid end to end in random order.
+
+    A place is the index of a sample in this sequence. A position is the sample's index in the final order. Groups are
+    arranged as far as positions were asked for, because a mixture may begin hundreds of sources at once. A block that
+    is arranged takes 20 bytes.
+    """
+
+    __slots__ = ("_blocks", "_edges", "_groups", "_key", "_known", "_last", "_parts", "_permutation")
+
+    def __init__(self, order: BlockOrder, epoch: int) -> None:
+        self._key, self._edges = mix(order.seed, epoch), order.edges
+        self._blocks = len(order.edges) - 1
+        self._groups, self._parts = division(self._blocks, order.window)
+        self._permutation = Permutation(max(1, self._blocks), mix(self._key, _BLOCKS))
+        # Threads may share an arrangement, so these are replaced as a whole. At worst, they are computed twice.
+        self._known = self._upto(min(self._groups, self._parts + _FIRST_GROUPS))
+        self._last: tuple[tuple[int, int], _GroupParts] | None = None
+
+    def keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the keys at these positions. May overwrite `positions`."""
+        ends = positions.min(), positions.max()
+        known = self._reaching(int(ends[1]))
+        low, high = (known.stretches.searchsorted(ends, "right") - 1).tolist()
+        if low == high:  # as for most batches
+            places = self._shuffled(known, low, positions)
+        else:
+            stretches, places = known.stretches.searchsorted(positions, "right") - 1, positions
+            for stretch in np.unique(stretches).tolist():
+                chosen = stretches == stretch
+                places[chosen] = self._shuffled(known, stretch, positions[chosen])
+        of = self._parts_of(known, low, high)
+        parts = of.begins.searchsorted(places, "right") - 1
+        groups = of.group_of[parts]
+        places += of.moves[parts]
+        places *= of.strides[groups]
+        places += of.offsets[groups]
+        places %= of.sizes[groups]
+        places += of.firsts[groups]
+        blocks = known.starts.searchsorted(places, "right") - 1
+        places += self._edges[known.numbers[blocks]] - known.starts[blocks]
+        return places
+
+    def spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        known = self._known if self._known.groups == self._groups else self._upto(self._groups)
+        blocks = np.diff(self._ends(np.arange(self._groups + 1)))
+        groups = np.repeat(np.arange(self._groups), blocks)  # of each block, in the order of the epoch
+        last = len(known.stretches) - 2
+        first, stop = np.empty((2, self._blocks), np.int64)
+        first[known.numbers] = known.stretches[(groups - self._parts + 1).clip(0, last)]
+        stop[known.numbers] = known.stretches[groups.clip(0, last) + 1]
+        return first, stop
+
+    def _ends(self, groups: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns how many blocks there are before each of these groups."""
+        return groups * self._blocks // self._groups
+
+    def _reaching(self, position: int) -> _Known:
+        known = self._known
+        while known.stretches[-1] <= position:
+            known = self._known = self._upto(min(self._groups, 2 * known.groups))
+        return known
+
+    def _upto(self, groups: int) -> _Known:
+        """Arranges the first groups, and the stretches that need no other group."""
+        ends, parts = self._ends(np.arange(groups + 1)), self._parts
+        numbers = self._permutation.at(np.arange(ends[-1]))
+        starts = np.concatenate([[0], (self._edges[numbers + 1] - self._edges[numbers]).cumsum()])
+        # Part i of group g is in stretch g + i. The stretches in which the window fills are merged into one, and so
+        # are those in which it empties: so each stretch mixes as many groups as a group has parts.
+        whole, rest = np.divmod(np.diff(starts[ends]), parts)
+        sizes = np.zeros(groups + parts - 1, np.int64)
+        for part in range(parts):
+            sizes[part : part + groups] += whole + (part < rest)
+        if groups < self._groups:
+            sizes = sizes[:groups]
+        stretches = np.add.reduceat(sizes, np.append(0, np.arange(parts, groups)))
+        stretches = np.concatenate([[0], stretches.cumsum()])
+        numbers = numbers.astype(np.int32) if self._blocks < 1 << 31 else numbers
+        return _Known(groups, numbers, starts, stretches)
+
+    def _parts_of(self, known: _Known, low: int, high: int) -> _GroupParts:
+        """Returns the parts of the stretches `low` to `high`."""
+        last = self._last
+        if last is None or last[0] != (low, high):
+            last = self._last = (low, high), self._divided(known, low, high)
+        return last[1]
+
+    def _divided(self, known: _Known, low: int, high: int) -> _GroupParts:
+        parts, each = self._parts, np.arange(low, min(high + self._parts, self._groups))
+        firsts = known.starts[self._ends(np.append(each, each[-1] + 1))]
+        sizes = np.diff(firsts)
+        of, part = np.divmod(np.arange(len(each) * parts), parts)
+        stretch = (of + low + part - parts + 1).clip(0, self._groups - parts)
+        inside = np.flatnonzero((low <= stretch) & (stretch <= high))
+        inside = inside[stretch[inside].argsort(kind="stable")]
+        of, part = of[inside], part[inside]
+        whole, rest = np.divmod(sizes[of], parts)
+        begins = known.stretches[low] + np.concatenate([[0], (whole + (part < rest)).cumsum()])
+        moves = whole * part + np.minimum(part, rest) - begins[:-1]
+        sizes = sizes.clip(1)
+        offsets = (hashes(mix(self._key, _OFFSET), each) % sizes.view(np.uint64)).view(np.int64)
+        strides = _strides(sizes, hashes(mix(self._key, _STRIDE), each))
+        return _GroupParts(begins, moves, of, firsts[:-1], sizes, strides, offsets)
+
+    def _shuffled(self, known: _Known, stretch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        first, stop = known.stretches[stretch : stretch + 2].tolist()
+        places = _permutation(stop - first, mix(self._key, _STRETCH, stretch)).at(positions - first)
+        places += first
+        return places
 
 
 # Two, because the next epoch may be drawn early.
-_arrangement = lru_cache(maxsize=2)(arranged)
+_arrangement = lru_cache(maxsize=2)(Arrangement)
 
 
-def division(blocks: int, window: int) -> tuple[NDArray[np.int64], int]:
-    """Returns the edges of groups of nearly equal size, and the number of parts per group (K in `BlockOrder`)."""
+def division(blocks: int, window: int) -> tuple[int, int]:
+    """Returns the number of groups, of nearly equal size, and the number of parts of a group (K in `BlockOrder`)."""
     size = max(1, window // 8)
-    groups, parts = (1, 1) if blocks <= window else (-(-blocks // size), max(1, window // size - 1))
-    return np.arange(groups + 1) * blocks // groups, parts
+    return (1, 1) if blocks <= window else (-(-blocks // size), max(1, window // size - 1))
 
 
 def _strides(sizes: NDArray[np.int64], numbers: NDArray[np.uint64]) -> NDArray[np.int64]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -20,15 +22,25 @@ Int64s = NDArray[np.int64]
 PACKED_TOGETHER = 100_000
 """Default number of documents in a window."""
 
+_APART = 100
+"""So many rows may become one more, so that no row has copies of a document."""
+
 METHODS = ("best_fit", "concat")
 OVERFLOWS = ("split", "truncate", "drop", "error")
 
 
-class PackFigures(NamedTuple):
-    """Counts for one window. `plus` adds the counts of several windows.
+@dataclass(frozen=True, slots=True)
+class PackingFigures:
+    """How well the rows of `penstock.pack` are filled, and what happened to documents that are too long.
 
-    `tokens` and `padding` together fill the `rows`. All counts of tokens include the tokens that are appended to
-    documents (`eos`). `split_tokens` counts the tokens of split documents, which are also counted in `tokens`.
+    Those of `loader.stats()` are about the window of documents that the current batch is from, for all ranks.
+
+    - `documents`, `rows`, `tokens`, `padding`: their numbers. Tokens include those that are appended (`eos`).
+    - `split`, `truncated`, `dropped`: the numbers of these documents. `split_tokens` are all their tokens, and
+      `truncated_tokens` and `dropped_tokens` those that are in no row.
+    - `empty`: the number of documents without tokens.
+    - `repeated`: how many documents, or parts of one, are in a row with another copy of the same document.
+    - `fill`: the share of the rows that is not padding, from 0 to 1.
     """
 
     documents: int = 0
@@ -42,14 +54,16 @@ class PackFigures(NamedTuple):
     dropped: int = 0
     dropped_tokens: int = 0
     empty: int = 0
+    repeated: int = 0
+    fill: float = 1.0  # computed
 
-    @property
-    def fill(self) -> float:
-        """The part of the rows that is not padding."""
-        return self.tokens / (self.tokens + self.padding) if self.rows else 1.0
+    def __post_init__(self) -> None:
+        if self.rows:
+            object.__setattr__(self, "fill", self.tokens / (self.tokens + self.padding))
 
-    def plus(self, other: PackFigures) -> PackFigures:
-        return PackFigures(*map(sum, zip(self, other, strict=True)))
+    def plus(self, other: PackingFigures) -> PackingFigures:
+        names = [each.name for each in fields(self) if each.name != "fill"]
+        return PackingFigures(*(getattr(self, name) + getattr(other, name) for name in names))
 
 
 class _Placed(NamedTuple):
@@ -67,6 +81,9 @@ class PackWindows:
     `lengths` and `capacities` have one entry for each kind of cost. The first kind counts tokens. A part of a row is
     (key of the document, begin, end), counted in tokens. `extra` tokens are appended to each document that is not
     empty, and count as its last tokens.
+
+    With "best_fit", a row has copies of a document (from several passes over a small source) only if more than 1%
+    more rows would be needed to avoid this, and no exchange of documents of equal size avoids it either.
 
     The parts of a row are in the order of the window. The rows are in the order of their first parts, or shuffled if
     there is a seed.
@@ -86,7 +103,7 @@ class PackWindows:
     extra: int = 0
     window: int = PACKED_TOGETHER
     seed: int | None = None
-    _made: Memo[tuple[ItemTable, PackFigures]] = field(
+    _made: Memo[tuple[ItemTable, PackingFigures]] = field(
         default_factory=lambda: Memo(2), init=False, compare=False, repr=False
     )
     _sizes: Memo[int] = field(default_factory=lambda: Memo(1 << 16), init=False, compare=False, repr=False)
@@ -113,27 +130,42 @@ class PackWindows:
     def table(self, epoch: int, number: int) -> ItemTable:
         return self._packed(epoch, number)[0]
 
-    def figures(self, epoch: int, number: int) -> PackFigures:
+    def figures(self, epoch: int, number: int) -> PackingFigures:
         return self._packed(epoch, number)[1]
 
-    def _packed(self, epoch: int, number: int) -> tuple[ItemTable, PackFigures]:
+    def _packed(self, epoch: int, number: int) -> tuple[ItemTable, PackingFigures]:
         return self._made.get((epoch, number), lambda: self._pack(epoch, number))
 
-    def _pack(self, epoch: int, number: int) -> tuple[ItemTable, PackFigures]:
+    def _pack(self, epoch: int, number: int) -> tuple[ItemTable, PackingFigures]:
         first = number * self.window
         keys = self.order.at(epoch, np.arange(first, min(first + self.window, self.order.size(epoch))))
         pieces, figures = self._pieces(keys)
         rows, count = self._rows(pieces)
+        documents = pieces.keys % max(1, len(self.lengths[0]))  # other keys are copies: see `LengthTable`
+        again = repeated_in(rows, documents)
+        if again and self.method == "best_fit":
+            rows, count = self._apart(pieces, documents, rows, count)
+            again = repeated_in(rows, documents)
+        figures = replace(figures, rows=count, repeated=again)
         if self.seed is None:
             rows = _by_first_piece(rows, count)
         elif count:
             rows = Permutation(count, mix(self.seed, epoch, number)).at(rows)
         tokens = pieces.sizes[:, 0]
         padding = count * self.capacities[0] - int(tokens.sum())
-        return _tabulated(pieces, rows, count), figures._replace(rows=count, padding=padding)
+        return _tabulated(pieces, rows, count), replace(figures, padding=padding)
 
-    def _pieces(self, keys: Int64s) -> tuple[_Placed, PackFigures]:
-        """Returns the parts to place in rows, and the figures. `overflow` applies to documents that are too long."""
+    def _apart(self, pieces: _Placed, documents: Int64s, rows: Int64s, count: int) -> tuple[Int64s, int]:
+        """Returns rows in which copies of a document are apart, if this needs few more rows."""
+        if len(self.capacities) == 1:
+            sizes = pieces.sizes[:, 0]
+            others, needed = best_fit(sizes, self.capacities[0], most_in_a_row(sizes, documents))
+            if needed - count <= count // _APART:
+                rows, count = others, needed
+        return spread(rows, documents, pieces.sizes), count
+
+    def _pieces(self, keys: Int64s) -> tuple[_Placed, PackingFigures]:
+        """Returns the parts to place in rows, and figures. `overflow` applies to documents that are too long."""
         sizes = np.stack([table.of(keys) for table in self.lengths], axis=1)
         some = (sizes > 0).any(axis=1)
         empty = len(keys) - int(some.sum())
@@ -143,27 +175,27 @@ class PackWindows:
         large = (sizes > self.capacities).any(axis=1)
         long = sizes[large, 0]
         count, tokens, cut = int(large.sum()), int(sizes[:, 0].sum()), 0
-        figures = PackFigures(documents=len(keys) + empty, empty=empty)
+        figures = PackingFigures(documents=len(keys) + empty, empty=empty)
         if not count:
             pass
         elif self.overflow == "error":
             self._refuse(keys[large][0], sizes[large][0])
         elif self.overflow == "drop":
             cut = int(long.sum())
-            figures = figures._replace(dropped=count, dropped_tokens=cut)
+            figures = replace(figures, dropped=count, dropped_tokens=cut)
             keys, sizes = keys[~large], sizes[~large]
         elif self.overflow == "truncate":
             cut = int(long.sum()) - count * self.capacities[0]
-            figures = figures._replace(truncated=count, truncated_tokens=cut)
+            figures = replace(figures, truncated=count, truncated_tokens=cut)
             sizes = np.minimum(sizes, self.capacities[0])
-        figures = figures._replace(tokens=tokens - cut)
+        figures = replace(figures, tokens=tokens - cut)
         if self.overflow != "split":
             return _Placed(keys, np.zeros(len(keys), np.int64), sizes), figures
         stops = np.cumsum(sizes[:, 0])
         starts = stops - sizes[:, 0] if self.method == "concat" else np.zeros(len(keys), np.int64)
         pieces, is_split = _cut(keys, starts, sizes[:, 0], self.capacities[0])
         split_tokens = int(sizes[is_split, 0].sum())
-        return pieces, figures._replace(split=int(is_split.sum()), split_tokens=split_tokens)
+        return pieces, replace(figures, split=int(is_split.sum()), split_tokens=split_tokens)
 
     def _refuse(self, key: np.int64, sizes: Int64s) -> NoReturn:
         extra = f", {self.extra} of them appended to it" if self.extra else ""
@@ -219,11 +251,11 @@ def _tabulated(pieces: _Placed, rows: Int64s, count: int) -> ItemTable:
     return ItemTable(offsets, parts)
 
 
-def best_fit(sizes: Int64s, capacity: int) -> tuple[Int64s, int]:
+def best_fit(sizes: Int64s, capacity: int, most: Mapping[int, int] = {}) -> tuple[Int64s, int]:  # never changed
     """Assigns sizes of 1 to `capacity` to rows, largest first. Returns the row of each size, and the number of rows.
 
     Each size goes to the fullest row that has room for it. Many sizes are equal, so few steps are needed: one step
-    places equal sizes into rows that have equal free space.
+    places equal sizes into rows that have equal free space. A row gets at most `most[size]` of a size.
 
     >>> best_fit(np.array([2, 5, 3, 4, 1, 1]), capacity=6)
     (array([1, 0, 2, 1, 0, 2]), 3)
@@ -237,19 +269,23 @@ def best_fit(sizes: Int64s, capacity: int) -> tuple[Int64s, int]:
     edges = np.flatnonzero(np.diff(descending, prepend=-1, append=-1))
     free, steps, rows = _FreeRows(), list[tuple[int, int, int]](), 0
     for need, count in zip(descending[edges[:-1]].tolist(), np.diff(edges).tolist(), strict=True):
+        limit, limited = most.get(need, capacity), list[tuple[int, int, int]]()
         while count:
             found = free.take(need)
             if found is None:
-                space, first, some = capacity, rows, -(-count // (capacity // need))
+                space, first, some = capacity, rows, -(-count // min(capacity // need, limit))
                 rows += some
             else:
                 space, first, some = found
             # A row that takes one of equal sizes has the least free space afterwards, so it takes as many as fit.
-            each = space // need
+            each = min(space // need, limit)
             full = min(some, count // each)
             if full:
                 steps.append((first, full * each, each))
-                free.add(space - each * need, first, full)
+                if each < limit:
+                    free.add(space - each * need, first, full)
+                else:
+                    limited.append((space - each * need, first, full))
             count -= full * each
             first, some = first + full, some - full
             if some and count:
@@ -257,11 +293,93 @@ def best_fit(sizes: Int64s, capacity: int) -> tuple[Int64s, int]:
                 free.add(space - count * need, first, 1)
                 count, first, some = 0, first + 1, some - 1
             free.add(space, first, some)
+        for ranges in limited:
+            free.add(*ranges)
     firsts, placed, each_row = np.array(steps, np.int64).T
     at = np.arange(len(sizes)) - np.repeat(np.cumsum(placed) - placed, placed)
     assigned = np.empty(len(sizes), np.int64)
     assigned[order] = np.repeat(firsts, placed) + at // np.repeat(each_row, placed)
     return assigned, rows
+
+
+def most_in_a_row(sizes: Int64s, documents: Int64s) -> dict[int, int]:
+    """Returns how many pieces of a size a row may have, so that copies of a document can be in different rows.
+
+    Only for the sizes that have copies. If rows have at most q of n pieces, and no document more than n / q of them,
+    then `spread` parts all copies.
+
+    >>> most_in_a_row(np.array([3, 3, 3, 3, 5]), np.array([7, 7, 8, 9, 6]))
+    {3: 2}
+    """
+    order = np.lexsort((documents, sizes))
+    sizes, documents = sizes[order], documents[order]
+    begins = np.flatnonzero((np.diff(sizes, prepend=-1) != 0) | (np.diff(documents, prepend=-1) != 0))
+    copies, of = np.diff(begins, append=len(sizes)), sizes[begins]
+    edges = np.flatnonzero(np.diff(of, prepend=-1))
+    most, counts = np.maximum.reduceat(copies, edges), np.add.reduceat(copies, edges)
+    found = zip(of[edges].tolist(), most.tolist(), counts.tolist(), strict=True)
+    return {size: count // copies for size, copies, count in found if copies > 1}
+
+
+def repeated_in(rows: Int64s, documents: Int64s) -> int:
+    """Returns how many pieces are in a row with an earlier piece of the same document.
+
+    >>> repeated_in(np.array([0, 0, 1, 0]), np.array([7, 8, 7, 7]))
+    1
+    """
+    if not len(rows):
+        return 0
+    if documents.max() < 64 * len(documents):  # most windows have each document once, which is seen without sorting
+        seen = np.zeros(documents.max() + 1, np.bool_)
+        seen[documents] = True
+        if np.count_nonzero(seen) == len(documents):
+            return 0
+    if (int(rows.max()) + 1) * (int(documents.max()) + 1) < ENDLESS:
+        both = np.sort(rows * (documents.max() + 1) + documents)
+        return int((both[1:] == both[:-1]).sum())
+    order = np.lexsort((documents, rows))
+    rows, documents = rows[order], documents[order]
+    return int(((rows[1:] == rows[:-1]) & (documents[1:] == documents[:-1])).sum())
+
+
+def spread(rows: Int64s, documents: Int64s, sizes: Int64s) -> Int64s:
+    """Exchanges pieces of equal sizes, so that as few pieces as possible are in a row with a copy of themselves.
+
+    Copies of a document have equal sizes, so each size can be looked at alone.
+
+    >>> spread(np.array([0, 0, 1, 1]), np.array([7, 7, 8, 9]), np.array([[3]] * 4))
+    array([0, 1, 0, 1])
+    """
+    order = np.lexsort((documents, rows))
+    again = (np.diff(rows[order]) == 0) & (np.diff(documents[order]) == 0)
+    found = rows.copy()
+    for size in np.unique(sizes[order[1:][again]], axis=0):
+        equal = np.flatnonzero((sizes == size).all(axis=1))
+        found[equal] = _spread_equal(rows[equal], documents[equal])
+    return found
+
+
+def _spread_equal(rows: Int64s, documents: Int64s) -> Int64s:
+    """Returns new rows for pieces of one size. Each row gets as many pieces as it has."""
+    numbers, room = np.unique(rows, return_counts=True)
+    open_rows = list(zip((-room).tolist(), numbers.tolist(), strict=True))  # those with most room first
+    heapify(open_rows)
+    of, copies = np.unique(documents, return_inverse=True, return_counts=True)[1:]
+    found, last = np.full(len(rows), -1), 0
+    order = (-copies[of] * len(rows) + of).argsort(kind="stable")  # all copies of a document, the most copies first
+    for count in np.sort(copies)[::-1].tolist():
+        if count == 1:
+            break
+        # Copies of one document in the rows that have most room: a greedy choice, which is optimal (Gale and Ryser).
+        taken = [heappop(open_rows) for _ in range(min(count, len(open_rows)))]
+        found[order[last : last + len(taken)]] = [row for _, row in taken]
+        for room_left, row in taken:
+            if room_left < -1:
+                heappush(open_rows, (room_left + 1, row))
+        last += count
+    left = [row for room_left, row in open_rows for _ in range(-room_left)]
+    found[found < 0] = left
+    return found
 
 
 class _FreeRows:

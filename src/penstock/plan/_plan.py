@@ -20,7 +20,7 @@ from penstock.plan._order import Order
 from penstock.plan._samplers import KEYS_AT_ONCE, batches, check_drop_last, positive
 
 if TYPE_CHECKING:
-    from penstock.plan._packing import PackFigures
+    from penstock.plan._packing import PackingFigures
 
 _Take = Callable[[int], list[Any]]
 
@@ -156,7 +156,7 @@ class ComputedPlan:
         """Returns the costs of the batches in the step's window, or None if batches have no budget."""
         return None
 
-    def packing(self, epoch: int, step: int) -> PackFigures | None:
+    def packing(self, epoch: int, step: int) -> PackingFigures | None:
         """Returns the figures of the rows in the step's window, or None if documents are not packed."""
         return None
 

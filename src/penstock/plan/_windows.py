@@ -16,7 +16,7 @@ from penstock.plan._order import ENDLESS, Order, Sequential
 from penstock.plan._plan import ComputedPlan, FirstOpen, Upcoming, check_shape, check_start
 
 if TYPE_CHECKING:
-    from penstock.plan._packing import PackFigures
+    from penstock.plan._packing import PackingFigures
 
 T = TypeVar("T")
 
@@ -370,7 +370,7 @@ class WindowPlan(PlacedPlan):
             keys = np.unique(table.parts[: table.offsets[place.item], 0])
         return position, keys
 
-    def packing(self, epoch: int, step: int) -> PackFigures | None:
+    def packing(self, epoch: int, step: int) -> PackingFigures | None:
         figures = getattr(self.windows, "figures", None)
         count, number = self.windows.count(epoch), Place.of(self.consumed(epoch, step)).window
         number = number if count is None else min(number, count - 1)

@@ -10,15 +10,13 @@ from fractions import Fraction
 from functools import partial
 from hashlib import blake2b
 from itertools import accumulate, pairwise
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock._at_work import among
 from penstock._fill.cast import FieldMemory
-from penstock._printable import counted
-from penstock.errors import StateError
 from penstock.plan._grouping import Grouping
 from penstock.plan._mixture import EqualEpochs, MixtureOrder, Stage, Stop, whole_weights
 from penstock.plan._order import ENDLESS
@@ -26,8 +24,6 @@ from penstock.random import each
 from penstock.source._dataset import Dataset, fetch, is_stream, mistaken, mistaken_keys, not_missing
 from penstock.source._nested import (
     Lengths,
-    Views,
-    fingerprint_of,
     foresee_of,
     gathers_numpy,
     grouping_of,
@@ -40,14 +36,6 @@ from penstock.source._nested import (
 from penstock.source._stages import SameKeys, dataset, noted
 
 Unit = Literal["samples", "tokens"]
-
-
-class WeightsFrom(NamedTuple):
-    """The weights of a mixture, which are valid from a position of an epoch on."""
-
-    epoch: int
-    position: int
-    weights: dict[str, float]
 
 
 class MixtureDataset(Dataset[Any]):
@@ -71,17 +59,14 @@ class MixtureDataset(Dataset[Any]):
         self.unit, self.shuffled, self.field = unit, bool(shuffle), field
         self.stop: Stop | int = stop if isinstance(stop, str) else operator.index(stop)
         self.seed = None if seed is None else operator.index(seed)
-        self._lengths = tuple(len(source) for source in self.sources)
-        self._firsts = np.array([0, *accumulate(self._lengths)], np.int64)
-        self.weights = self._checked(weights)
-        self._stages = [WeightsFrom(0, 0, self.weights)]
+        self.lengths = tuple(len(source) for source in self.sources)
+        self._firsts = np.array([0, *accumulate(self.lengths)], np.int64)
+        self.weights = self.checked(weights)
         self._tokens: dict[str, int] = {}
-        self._known: list[tuple[WeightsFrom, Stage]] = []
-        self._last: MixtureOrder | None = None
         self._summed: tuple[NDArray[np.int64], dict[str, int]] | None = None  # lengths, with the sum of each source
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": [], "_last": None, "_summed": None}
+        return {**self.__dict__, "_summed": None}
 
     @property
     def endless(self) -> bool:
@@ -190,56 +175,49 @@ class MixtureDataset(Dataset[Any]):
         part, index = self._parts(_checked_keys([key]))
         return part.item(), index.item()
 
+    @property
+    def __mixture__(self) -> MixtureDataset:
+        """The mixture itself. Datasets that wrap a mixture pass it on: see `WeightHistory`."""
+        return self
+
     def __order__(self, seed: int, window: int) -> MixtureOrder | EqualEpochs:
-        """Returns the order of the keys. A seed of the mixture replaces the loader's seed."""
+        """Returns the order of the keys with the weights that the mixture was made with."""
+        return self.order(seed, window, (Stage(0, 0, self.shares(self.weights)),))
+
+    def order(self, seed: int, window: int, stages: tuple[Stage, ...]) -> MixtureOrder | EqualEpochs:
+        """Returns the order of the keys. If the mixture has a seed of its own, it replaces the loader's seed."""
         blocks = tuple(map(_grouping, self.sources)) if self.shuffled else ()
         own = seed if self.seed is None else self.seed
         labels = tuple(map(_label, self.names))
         stop: Stop = self.stop if isinstance(self.stop, str) else "never"
-        order = MixtureOrder(self._lengths, self._whole_stages(), own, stop, self.shuffled, blocks, window, labels)
-        # The history may be long, and each change of weights makes another order.
-        if self._last is not None:
-            order.follow(self._last)
-        self._last = order
+        order = MixtureOrder(self.lengths, stages, own, stop, self.shuffled, blocks, window, labels)
         return order if isinstance(self.stop, str) else EqualEpochs(order, self.stop)
 
-    def _whole_stages(self) -> tuple[Stage, ...]:
-        """Returns the stages with integers as weights. Computes only those of new stages."""
-        known = {id(stage): whole for stage, whole in self._known}
-        self._known = [
-            (stage, known.get(id(stage)) or Stage(*self._place(*stage[:2]), self._shares(stage.weights)))
-            for stage in self._stages
-        ]
-        return tuple(whole for _, whole in self._known)
+    # For the history of the weights: see `WeightHistory`.
 
-    def _place(self, epoch: int, position: int) -> tuple[int, int]:
-        """Converts a place to one in the `MixtureOrder`, which has only one epoch if `stop` is a number."""
+    def place(self, epoch: int, position: int) -> tuple[int, int]:
+        """Converts a place to one of the `MixtureOrder`, which has a single epoch if `stop` is a number."""
         return (epoch, position) if isinstance(self.stop, str) else (0, epoch * self.stop + position)
 
-    # The history of the weights.
+    @property
+    def has_blocks(self) -> bool:
+        """True if the order of a source depends on its blocks."""
+        return self.shuffled and any(_grouping(source) is not None for source in self.sources)
 
-    def weights_at(self, epoch: int, position: int) -> dict[str, float]:
-        found = [stage for stage in self._stages if (stage.epoch, stage.position) <= (epoch, position)]
-        return dict(found[-1].weights)
+    def set_tokens(self, tokens: Mapping[str, int]) -> None:
+        """Sets the numbers of tokens of sources whose lengths are not at hand."""
+        self._tokens.update(tokens)
 
-    def drawn(
-        self,
-        order: MixtureOrder | EqualEpochs,
-        epoch: int,
-        position: int,
-        keys: NDArray[np.int64],
-        lengths: NDArray[np.int64] | None = None,
-    ) -> list[tuple[str, float, int, int, float | None]]:
-        """Returns statistics of each source: name, weight, samples given, number of samples, and their mean length.
+    def counts_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns how many of these keys each source has."""
+        return np.bincount(self._parts(keys)[0], minlength=len(self.names))
 
-        The samples given are those before a position, and those with these keys. `lengths` has the lengths of all
-        samples. Without it, mean lengths are known only if `unit` is "tokens".
+    def mean_lengths(self, lengths: NDArray[np.int64] | None) -> list[float | None]:
+        """Returns the mean length of each source's samples, or None. `lengths` has the lengths of all samples.
+
+        Without `lengths`, mean lengths are known only if `unit` is "tokens".
         """
-        weights = self.weights_at(epoch, position)
-        counts = (
-            order.counts(epoch, position) + np.bincount(self._parts(keys)[0], minlength=len(self.names))
-        ).tolist()
-        tokens = dict(self._tokens)
+        tokens = self._tokens
         if lengths is not None:
             summed = self._summed
             if summed is None or summed[0] is not lengths:
@@ -247,152 +225,16 @@ class MixtureDataset(Dataset[Any]):
                 summed = lengths, {name: int(part.sum()) for name, part in zip(self.names, parts, strict=True)}
                 self._summed = summed
             tokens = summed[1]
-        means = [
-            tokens[name] / length if name in tokens and length else None
-            for name, length in zip(self.names, self._lengths, strict=True)
-        ]
-        columns = self.names, counts, self._lengths, means
-        return [(name, weights[name], *rest) for name, *rest in zip(*columns, strict=True)]
+        pairs = zip(self.names, self.lengths, strict=True)
+        return [tokens[name] / length if name in tokens and length else None for name, length in pairs]
 
-    def reweigh(self, epoch: int, position: int, weights: Mapping[str, float]) -> None:
-        """Sets the weights from this position of an epoch on. Each source continues with its next sample.
-
-        Earlier samples keep their order. Orders that `__order__` has returned do not change.
-        """
-        if epoch < 0 or position < 0:
-            raise ValueError(f"epoch and position are 0 or more, got {epoch} and {position}.")
-        epoch, position = operator.index(epoch), operator.index(position)
-        if not isinstance(self.stop, str):  # the end of an epoch is the beginning of the next one
-            epoch, position = epoch + position // self.stop, position % self.stop
-        stage = WeightsFrom(epoch, position, self._checked(weights))
-        self._shares(stage.weights)  # fails now if the lengths are needed and unknown
-        self._stages = [each for each in self._stages if each[:2] < stage[:2]] + [stage]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the history of the weights and a description of the mixture, as JSON-serialisable data."""
-        state: dict[str, Any] = {
-            "sources": dict(zip(self.names, self._lengths, strict=True)),
-            "unit": self.unit,
-            "stop": self.stop,
-            "shuffle": self.shuffled,
-            "seed": self.seed,
-            "weights": dict(self.weights),  # before any change
-            "stages": [{**stage._asdict(), "weights": dict(stage.weights)} for stage in self._stages],
-        }
-        if self.shuffled and any(_grouping(source) is not None for source in self.sources):
-            state["blocks"] = True  # not in the state: `of_state`
-        files = {name: fingerprint_of(source) for name, source in zip(self.names, self.sources, strict=True)}
-        if any(files.values()):
-            state["files"] = {name: text for name, text in files.items() if text}
-        if self.unit == "tokens":
-            used = {name for stage in self._stages for name, weight in stage.weights.items() if weight}
-            state["tokens"] = {name: self._tokens_of(name) for name in self.names if name in used}
-        return state
-
-    @classmethod
-    def of_state(cls, state: Mapping[str, Any]) -> MixtureDataset | None:
-        """Returns a mixture with the order of a state, without the data. None if the order depends on blocks."""
-        if state.get("blocks"):
-            return None
-        try:
-            options = {name: state[name] for name in ("unit", "stop", "shuffle", "seed")}
-            sources = {str(name): range(length) for name, length in state["sources"].items()}
-            made = cls(sources, dict(state["weights"]), **options)
-            made._tokens.update(state.get("tokens", {}))
-            made.load_state_dict({**state, "files": {}})  # a range has no files
-            for stage in made._stages:
-                made._shares(stage.weights)
-        except StateError:
-            raise
-        except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-            raise StateError(f"the state of a mixture is damaged: {error!r} in {state!r:.200}.") from error
-        return made
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the history of the weights. Raises StateError if it belongs to a different mixture."""
-        try:
-            stages = [WeightsFrom(s["epoch"], s["position"], dict(s["weights"])) for s in state["stages"]]
-            lengths, tokens = dict(state["sources"]), dict(state.get("tokens", {}))
-            files = dict(state.get("files", {}))
-            same = {name: state[name] for name in ("unit", "stop", "shuffle", "seed")}
-            made, first, last = dict(state["weights"]), stages[0], stages[-1]
-            fits = first[:2] == (0, 0) and all(sorted(stage.weights) == sorted(lengths) for stage in stages)
-            fits = fits and stages == sorted(stages, key=lambda stage: stage[:2])
-            counts = [*lengths.values(), *tokens.values(), *(count for stage in stages for count in stage[:2])]
-            fits = fits and tokens.keys() <= lengths.keys()
-            fits = fits and all(type(count) is int and 0 <= count < ENDLESS for count in counts)
-            if not isinstance(self.stop, str) and same["stop"] == self.stop:
-                most = self.stop
-                fits = fits and all(at < most and epoch < ENDLESS // most for epoch, at, _ in stages)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise StateError(f"the state of a mixture is damaged: {error!r} in {state!r:.200}.") from error
-        if not fits:
-            raise StateError("the state of a mixture is damaged: its stages do not fit together.")
-        self._compare(lengths, files, tokens, same)
-        known = {name: weight for name, weight in self.weights.items() if name in lengths}
-        if known not in (made, last.weights):
-            raise StateError(
-                f"the mixture has the weights {known}, but the state was saved with {last.weights}"
-                + (f" (at first {made})" if made != last.weights else "")
-                + ". Make the mixture with the weights of the state. They can be changed after the state is loaded: "
-                "loader.update(weights=...)."
-            )
-        new = dict.fromkeys((name for name in self.names if name not in lengths), 0.0)
-        try:
-            self._stages = [stage._replace(weights=self._checked({**stage.weights, **new})) for stage in stages]
-        except (TypeError, ValueError, OverflowError) as error:
-            raise StateError(f"the state of a mixture is damaged: {error}") from error
-
-    def _compare(
-        self, lengths: dict[str, Any], files: dict[str, Any], tokens: dict[str, Any], options: dict[str, Any]
-    ) -> None:
-        """Raises StateError if the state comes from a mixture with other sources or options."""
-        for name, length in lengths.items():
-            if name not in self.names:
-                raise StateError(
-                    f"the state is from a mixture with a source {name!r}, but this one has only "
-                    f"{', '.join(map(repr, self.names))}. Add the source, with weight 0 if it is no longer wanted: "
-                    "the positions of all sources depend on its history."
-                )
-            now = self._lengths[self.names.index(name)]
-            if now != length:
-                raise StateError(
-                    f"source {name!r} had {counted(length, 'sample')} when the state was saved, and now has {now:,}. "
-                    "Add new samples as a source of their own."
-                )
-            before, after = files.get(name), fingerprint_of(self.sources[self.names.index(name)])
-            if before != after:
-                raise StateError(
-                    f"source {name!r} has other files than when the state was saved: its fingerprint was {before!r}, "
-                    f"and is {after!r}. Use the same files, or start without the state."
-                )
-        here = {"unit": self.unit, "stop": self.stop, "shuffle": self.shuffled, "seed": self.seed}
-        for option, ours in here.items():
-            if options[option] != ours:
-                raise StateError(
-                    f"the state is from a mixture with {option}={options[option]!r}, but this one has "
-                    f"{option}={ours!r}. Make the mixture with {option}={options[option]!r}."
-                )
-        for name, total in tokens.items():
-            if (count := self._tokens_of(name)) != total:
-                raise StateError(
-                    f"source {name!r} had {total:,} tokens when the state was saved, and now has {count:,}. Was it "
-                    "measured with another tokenizer?"
-                )
-        weighted = [name for name in self.names if name not in lengths and self.weights[name]]
-        if weighted:
-            raise StateError(
-                f"the state knows no source {weighted[0]!r}, which has the weight {self.weights[weighted[0]]:g} "
-                "here. Make the mixture with weight 0 for it, load the state, and then give it a weight: "
-                "loader.update(weights=...)."
-            )
-
-    def _checked(self, weights: Mapping[str, float]) -> dict[str, float]:
-        """Returns the weights as floats, in the given order. Raises if they are not valid."""
+    def checked(self, weights: Mapping[str, float]) -> dict[str, float]:
+        """Checks the weights and returns them as floats, in the order in which they are given."""
         if not isinstance(weights, Mapping):
             raise TypeError(f"weights must be a dict from names to numbers, but it is a {type(weights).__name__}.")
+        lengths = dict(zip(self.names, self.lengths, strict=True))
         for name in weights:
-            if name not in self.names:
+            if name not in lengths:
                 near = get_close_matches(str(name), self.names, 1)
                 hint = f"Did you mean {near[0]!r}?" if near else f"They are {', '.join(map(repr, self.names))}."
                 raise ValueError(f"weights has {name!r}, but the mixture has no source of this name. {hint}")
@@ -408,22 +250,22 @@ class MixtureDataset(Dataset[Any]):
         for name, weight in found.items():
             if not 0 <= weight < math.inf:
                 raise ValueError(f"a weight is a number of 0 or more, but that of source {name!r} is {weight}.")
-            if weight and not self._lengths[self.names.index(name)]:
+            if weight and not lengths[name]:
                 raise ValueError(f"source {name!r} has no samples, but the weight {weight:g}. Give it weight 0.")
         if not any(found.values()):
             raise ValueError("all weights of the mixture are 0. At least one must be above 0.")
         return found
 
-    def _shares(self, weights: dict[str, float]) -> tuple[int, ...]:
+    def shares(self, weights: dict[str, float]) -> tuple[int, ...]:
         """Returns each source's share of the samples as an integer that is the same on all machines."""
         shares = [Fraction(weights[name]) for name in self.names]
         if self.unit == "tokens":
             # share of the tokens / mean length
-            pairs = zip(shares, self.names, self._lengths, strict=True)
-            shares = [share * length / self._tokens_of(name) if share else share for share, name, length in pairs]
+            pairs = zip(shares, self.names, self.lengths, strict=True)
+            shares = [share * length / self.tokens_of(name) if share else share for share, name, length in pairs]
         return whole_weights(shares)
 
-    def _tokens_of(self, name: str) -> int:
+    def tokens_of(self, name: str) -> int:
         if name not in self._tokens:
             source = self.sources[self.names.index(name)]
             lengths = lengths_within(source)
@@ -476,7 +318,7 @@ class MixtureDataset(Dataset[Any]):
             del failed  # its traceback refers to this frame
 
     def __repr__(self) -> str:
-        options = [f"{name}={weight:g}" for name, weight in self._stages[-1].weights.items()]
+        options = [f"{name}={weight:g}" for name, weight in self.weights.items()]
         if self.unit == "tokens":
             options.append('unit="tokens"')
         return f"mix({', '.join(options)})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -18,7 +18,7 @@ from penstock._fill.cast import Empty, FieldMemory
 from penstock._printable import counted
 from penstock.plan._budget import LengthTable
 from penstock.plan._order import Order, Passes, Sequential
-from penstock.plan._packing import PACKED_TOGETHER, PackFigures, PackWindows
+from penstock.plan._packing import PACKED_TOGETHER, PackingFigures, PackWindows
 from penstock.plan._samplers import positive
 from penstock.plan._windows import ItemKey, WindowPlan
 from penstock.source._dataset import Dataset, fetch, from_inside, is_stream, not_missing, sliced
@@ -158,16 +158,13 @@ class PackedRows(Dataset[dict[str, Array]]):
         extra = int(how.eos is not None)
         return PackWindows(order, self._tables, how.capacities, how.method, how.overflow, extra, how.window, seed)
 
-    reweigh = passed("reweigh", "documents")
+    __mixture__ = passed("__mixture__", "documents")
     state_dict = passed("state_dict", "documents")
     load_state_dict = passed("load_state_dict", "documents")
 
     @property
-    def drawn(self) -> Callable[..., Any]:
-        """Statistics of the sources. The attribute is missing if the documents are not a mixture."""
-        return partial(not_missing(method_of(self.documents, "drawn"), "drawn"), lengths=self._tables[0].numbers)
-
-    __foresee__ = from_inside(foresee_of, inside="documents")
+    def __foresee__(self) -> Callable[[Any], Any]:
+        return not_missing(foresee_of(self.documents))
 
     @property
     def endless(self) -> bool:
@@ -221,7 +218,7 @@ class PackedRows(Dataset[dict[str, Array]]):
             raise IndexError(f"row {number} is not in a dataset with {len(self):,} rows.") from None
         return found
 
-    def figures(self) -> PackFigures:
+    def figures(self) -> PackingFigures:
         """Counts documents, rows, tokens and padding, for the documents in their own order.
 
         Plans all rows, but reads no documents. In another order, each window has other documents, so the number of
@@ -232,7 +229,7 @@ class PackedRows(Dataset[dict[str, Array]]):
         count = windows.count(0)
         if count is None:
             raise TypeError(f"{self!r} has no end, so its rows cannot be counted.")
-        found = PackFigures()
+        found = PackingFigures()
         for number in range(count):
             found = found.plus(windows.figures(0, number))
         return found

@@ -192,9 +192,8 @@ class SameKeys(Dataset[T_co]):
     __order__ = passed("__order__")
     documents = passed("documents")
     __windows__ = passed("__windows__")
-    reweigh = passed("reweigh")
+    __mixture__ = passed("__mixture__")
     names_of = passed("names_of")
-    drawn = passed("drawn")
     state_dict = passed("state_dict")
     load_state_dict = passed("load_state_dict")
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from penstock.plan._packing import PackingFigures as PackingFigures
+
 
 @dataclass(frozen=True, slots=True)
 class Spans:
@@ -303,41 +305,6 @@ class BudgetFigures:
     tokens: int = 0
     padding: float = 0.0
     used: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class PackingFigures:
-    """How well the rows of `penstock.pack` are filled, and what happened to documents that are too long.
-
-    The figures are those of the window of documents that the current batch is from, for all ranks.
-
-    - `fill`: the share of the rows that is not padding, from 0 to 1.
-    - `documents`, `rows`, `tokens`, `padding`: their numbers.
-    - `split`: the number of documents that were divided. `split_tokens`: all tokens of these documents.
-    - `truncated`, `dropped`: the numbers of documents that were cut, and that were left out.
-    - `truncated_tokens`, `dropped_tokens`: the numbers of their tokens that are in no row.
-    - `empty`: the number of documents without tokens.
-
-    >>> import numpy as np, penstock
-    >>> documents = penstock.dataset([np.zeros(length, int) for length in (3, 5, 8)]).with_lengths(len)
-    >>> loader = penstock.DataLoader(penstock.pack(documents, length=8), seed=0)
-    >>> batches = list(loader)
-    >>> loader.stats().packing.rows, loader.stats().packing.fill
-    (2, 1.0)
-    """
-
-    fill: float = 1.0
-    documents: int = 0
-    rows: int = 0
-    tokens: int = 0
-    padding: int = 0
-    split: int = 0
-    split_tokens: int = 0
-    truncated: int = 0
-    truncated_tokens: int = 0
-    dropped: int = 0
-    dropped_tokens: int = 0
-    empty: int = 0
 
 
 @dataclass(frozen=True, slots=True)

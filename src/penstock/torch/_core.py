@@ -18,7 +18,7 @@ import penstock
 from penstock._feed import feed_of
 from penstock._fill.cast import Empty
 from penstock._options import BY_LENGTH, OPTIONS, Face, Options
-from penstock._session.seeded import SeedSession
+from penstock._session.seeded import S, SeedSession
 from penstock._wire.failure import dict_of
 from penstock._wire.task import Task
 from penstock._wire.updates import Change
@@ -30,7 +30,7 @@ from penstock.backends import _base as backends
 from penstock.backends._process.methods import configured_method
 from penstock.source._dataset import is_stream
 from penstock.torch import _private as private
-from penstock.torch._batches import TokenBatches
+from penstock.torch._batches import Planned, PlannedKeys, TokenBatches, planned_in
 from penstock.torch._collate import collate, explain, explained, with_tensors
 from penstock.torch._gather import TensorGather, is_closed
 
@@ -164,8 +164,18 @@ class Core(SeedSession):
             has_load = isinstance(dataset, penstock.IterableDataset) and hasattr(dataset, "load")
             feed = feed_of(dataset, options, has_load, _BorrowedWithTorch)
         super().__init__(feed, "penstock.torch", SeededRunner, None if before is None else before.epochs)
+        then, now = None if before is None else before.feed.history, self.feed.history
+        if then is not None and now is not None and then.mixture is now.mixture:
+            self.feed.history = then
         self.given = settings
         self.face: Callable[[], Any] = type(None)  # a weak reference to the torch loader
+        self.planned: Planned | None = None  # the sampler that frameworks see in place of the plan
+
+    def begin(self, kind: type[S]) -> S:
+        reader = super().begin(kind)
+        if self.planned is not None:
+            self.planned.set_epoch(self.epochs.next)
+        return reader
 
     def resize(self, **settings: Any) -> None:
         super().resize(**settings)
@@ -196,7 +206,7 @@ def core_of(loader: Any) -> Core:
     if core is None or core.given != settings:  # some settings may change between two epochs, as in torch
         core = Core(settings, core)
         object.__setattr__(loader, "_penstock", core)
-    core.face, core.deliver = weakref.ref(loader), None
+    core.face, core.deliver, core.planned = weakref.ref(loader), None, planned_in(loader)
     core.show_numbers()
     if loader.pin_memory and torch.accelerator.is_available():
         device = torch.accelerator.current_accelerator()
@@ -250,6 +260,8 @@ def _order(loader: Any) -> dict[str, Any]:
     if private.is_stream(loader):
         return order
     sampler = given.sampler
+    if isinstance(sampler, PlannedKeys):
+        return {**order, **sampler.order}
     if type(sampler) is theirs.SequentialSampler and sampler.data_source is loader.dataset:
         return order
     plain = type(sampler) is RandomSampler and not sampler.replacement

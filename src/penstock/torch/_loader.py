@@ -26,7 +26,7 @@ from penstock.source._dataset import Keyed
 from penstock.source._nested import method_of
 from penstock.stats import Stats
 from penstock.torch import _private as private
-from penstock.torch._batches import TokenBatches
+from penstock.torch._batches import PlannedKeys, TokenBatches
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor, LoadedState, check_maker, loaded, state_of
 from penstock.torch._iterators import Inline, Seeded, Workers
@@ -187,6 +187,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                     'shuffle="blocks" out; or let penstock split the order with shard="auto", and tell the library '
                     "not to split it (in Lightning: use_distributed_sampler=False)."
                 )
+            if isinstance(sampler, torch.utils.data.DistributedSampler) and _varies(dataset):
+                raise ValueError(
+                    f"A library has made this loader from one of {type(dataset).__name__}, with a DistributedSampler "
+                    "that counts the samples once. But their number differs by epoch. Let penstock split the order "
+                    'with shard="auto", and tell the library not to split it (in Lightning: '
+                    "use_distributed_sampler=False)."
+                )
         if isinstance(shuffle, str) and shuffle != "blocks":
             raise ValueError(f'shuffle must be True, False, None or "blocks", got {shuffle!r}.')
         # torch's constructor does not accept "blocks" or "auto".
@@ -219,6 +226,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             order = {name: values[name] for name in ("batch_size", "shuffle", "sampler", "drop_last")}
             theirs = {name: value for name, value in theirs.items() if name not in order}
             theirs["batch_sampler"] = _by_tokens(dataset, order, given, collate_fn)
+        elif before is None and ours["seed"] is not None and sampler is batch_sampler and _is_planned(dataset):
+            # Neither sampler is given.
+            shuffles = {"shuffle": theirs.pop("shuffle", None), **given.split()[2]}
+            theirs["sampler"] = PlannedKeys(dataset, shuffles, {"seed": ours["seed"]})
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
             raise ValueError(f"snapshot_every_n_steps must be an int of at least 0, or None, got {every!r}.")
         super().__init__(dataset, **theirs, **newer)  # type: ignore[arg-type]
@@ -390,9 +401,20 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     @never_ends
     def __len__(self) -> int:
         is_torchs = all(self._ours[name] is None for name in ("shard", "last_batch", "batch_tokens"))
-        if is_torchs and (self._ours["seed"] is None or not _has_own_order(self.dataset)):
+        if is_torchs and (self._ours["seed"] is None or not _is_planned(self.dataset)):
             return super().__len__()
         return core_of(self).length()
+
+
+def _is_planned(dataset: Any) -> bool:
+    """True for a mixture, and for packed rows."""
+    return _has_own_order(dataset) or method_of(dataset, "__windows__") is not None
+
+
+def _varies(dataset: Any) -> bool:
+    """True if the number of samples differs by epoch."""
+    mixture = method_of(dataset, "__mixture__")
+    return method_of(dataset, "__windows__") is not None or (mixture is not None and isinstance(mixture.stop, str))
 
 
 def _has_own_order(dataset: Any) -> bool:

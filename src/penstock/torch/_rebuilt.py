@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from penstock._fill.cast import Cast
 from penstock._options import OPTIONS, Face, shard_of
@@ -128,6 +128,13 @@ def adopt(loader: Any) -> bool:
             f"This {type(loader).__name__} was made from a loader with last_batch="
             f"{given.arguments['last_batch']!r}, and its length would be wrong. Use drop_last=True, or leave "
             "last_batch= out."
+        )
+    balance = given.arguments.get("balance")
+    if balance is not None and type(loader.batch_sampler) is not BatchSampler:
+        raise ValueError(
+            f"This {type(loader).__name__} was made from a loader with balance={balance!r}, which decides which "
+            "samples each rank gets. But the library that made it divides or skips batches by itself. Leave balance= "
+            'out; or use shard="auto", and do not give the loader to that library.'
         )
     ours, auto, by_blocks = given.split()
     # The library decides what each rank reads, so there is nothing to warn about.

@@ -74,7 +74,7 @@ def seeds() -> list[bytes]:
             for steps in (0, 3):
                 list(islice(loader.batches(), steps))
                 found.append(json.dumps(loader.state_dict()).encode())
-                if hasattr(loader.dataset, "reweigh"):
+                if hasattr(loader.dataset, "__mixture__"):
                     loader.update(weights={"a": 1, "b": 1 + steps})
                     found.append(json.dumps(loader.state_dict()).encode())
                 loader.load_state_dict(loader.state_dict())
