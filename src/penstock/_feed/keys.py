@@ -321,8 +321,8 @@ class _DrawnKeys(Reading):
         return keys
 
 
-class BatchesOfKeys:
-    """The keys of each batch of the loader's current epoch, in order, as lists."""
+class Keys:
+    """The keys of the loader's current epoch, in order."""
 
     def __init__(self, now: Now) -> None:
         self._now = now
@@ -332,14 +332,18 @@ class BatchesOfKeys:
         return chain.from_iterable(map(_listed, plan.draw(epoch)))
 
     def __len__(self) -> int:
-        last = super().__len__() - 1
         plan, epoch = self._plan()
+        steps = plan.steps(epoch)
+        if steps is None:
+            raise TypeError("The epoch has no end, and so no len().")
         if not isinstance(plan, OrderPlan):
             return sum(map(len, plan.draw(epoch)))
+        last = steps - 1
         return 0 if last < 0 else last * (plan.batch_size or 1) + np.size(plan.keys(epoch, last))
 
     def _plan(self) -> tuple[ComputedPlan, int]:
-        plan, epoch = super()._plan()
+        plan, epoch = self._now()
+        assert isinstance(plan, ComputedPlan)
         if type(plan) is not OrderPlan:
             return plan, epoch
         whole = plan.world == 1 and not plan.padded and not plan.rollover

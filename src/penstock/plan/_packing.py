@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.plan._budget import LengthTable
-from penstock.plan._order import Order, Permutation
+from penstock.plan._order import ENDLESS, Order, Permutation
 from penstock.plan._samplers import positive
 from penstock.plan._seeds import mix
 from penstock.plan._windows import ItemTable, Memo, count_of

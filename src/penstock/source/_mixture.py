@@ -24,6 +24,7 @@ from penstock.random import each
 from penstock.source._dataset import Dataset, fetch, is_stream, mistaken, mistaken_keys, not_missing
 from penstock.source._nested import (
     Lengths,
+    Views,
     foresee_of,
     gathers_numpy,
     grouping_of,

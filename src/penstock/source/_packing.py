@@ -162,9 +162,7 @@ class PackedRows(Dataset[dict[str, Array]]):
     state_dict = passed("state_dict", "documents")
     load_state_dict = passed("load_state_dict", "documents")
 
-    @property
-    def __foresee__(self) -> Callable[[Any], Any]:
-        return not_missing(foresee_of(self.documents))
+    __foresee__ = from_inside(foresee_of, inside="documents")
 
     @property
     def endless(self) -> bool:
