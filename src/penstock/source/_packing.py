@@ -21,7 +21,7 @@ from penstock.plan._order import Order, Passes, Sequential
 from penstock.plan._packing import PACKED_TOGETHER, PackingFigures, PackWindows
 from penstock.plan._samplers import positive
 from penstock.plan._windows import ItemKey, WindowPlan
-from penstock.source._dataset import Dataset, fetch, from_inside, is_stream, not_missing, sliced
+from penstock.source._dataset import Dataset, fetch, from_inside, is_stream, sliced
 from penstock.source._nested import (
     TOKENS,
     Views,
