@@ -41,8 +41,8 @@
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 GROUPS := wide quiet matrix coverage planted soak fuzz frameworks examples browser resuming strangers ray remote wild interop \
-  bench-ray bench-formats pictures docs
-.PHONY: help demo test test-engine test-parts test-faces lint check bench group unknown-group pins clean $(GROUPS)
+  elsewhere lowest dist bench-ray bench-formats pictures docs
+.PHONY: help demo test deep test-engine test-parts test-faces lint check bench group unknown-group pins clean $(GROUPS)
 
 PYTHON ?= python3
 # The one of the PATH, if it runs: pyenv's command fails unless this version is global. Else one of pyenv's, by its path.
@@ -263,7 +263,7 @@ pins: $(VENV)/.developed
 	$(BIN)/python -m tests.pins
 
 clean:
-	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(FUZZ) $(RAY) $(FORMATS) $(DOCS) $(RESUMING) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf .venv .venv-* $(OTHERS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:
@@ -352,6 +352,11 @@ $(FORMATS)/.installed: pyproject.toml
 	$(call FRESH,$(FORMATS))
 	$(call INSTALL,$(FORMATS)) --group bench-formats --editable .
 	$(call INSTALL,$(FORMATS)) --no-deps --group mosaicml
+	@touch $@
+
+$(DIST)/.installed: pyproject.toml
+	$(call FRESH,$(DIST))
+	$(call INSTALL,$(DIST)) --group dist
 	@touch $@
 
 $(OTHERS)/.made: $(VENV)/.developed

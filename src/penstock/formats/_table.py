@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property, partial
 from itertools import pairwise, repeat
@@ -291,6 +292,28 @@ class Table(Format):
             len(rows),
             empty,
         )
+
+    def __views__(self, keys: Sequence[int]) -> dict[str, list[NDArray[Any]]] | None:
+        """See `Views`. Returns None if a block must be decoded, because views would keep all blocks in memory."""
+        if self._decoders:
+            return None
+        rows = checked_keys(keys, len(self))
+        numbers = self._starts.searchsorted(rows, "right") - 1
+        places = list(zip(numbers.tolist(), (rows - self._starts[numbers]).tolist(), strict=True))
+        counts = Counter(number for number, _ in places)
+        if not all(number in self._kept for number in counts):
+            return None
+        blocks = {number: self._block(number, count) for number, count in counts.items()}
+        found = {}
+        for at, name in enumerate(self.columns):
+            holds = {block[at].holds_arrays for block in blocks.values()}
+            if holds == {False}:
+                continue
+            if holds != {True}:
+                return None
+            view = {number: block[at].view for number, block in blocks.items()}
+            found[name] = [view[number](row) for number, row in places]
+        return found
 
     def _outs(self, block: list[Cells], row: int, size: int, empty: Empty) -> list[_Out]:
         """Returns memory for each column of a batch, or an empty list if a column needs Python objects."""
