@@ -22,20 +22,22 @@
 ##   examples             the GPT that is killed and continues elsewhere, and the loader for torchtitan  2 minutes
 ##   browser              the report in chromium, a trace in Perfetto                                   1 minute
 ##   strangers            whole programs as users write them: ARGS="-k jax"            3 GB             5 minutes
+##   jax                  penstock.jax with flax, optax and orbax, on several devices  1 GB             5 minutes
 ##   ray                  workers on Ray                                               300 MB           6 minutes
 ##   remote               remote files from real servers                                                2 minutes
 ##   wild                 programs of 25 other libraries: WILD_ONLY=timm               3 GB             1 hour
 ##   interop              files of MXNet, webdataset, Megatron and others
 ##
 ## Groups of benchmarks:
+##   bench-jax            penstock.jax beside Grain's path to the device                                5 minutes
 ##   bench-ray            workers on Ray, beside Ray Data                                               10 minutes
 ##   bench-formats        Parquet and tar shards, beside five other libraries          2 GB             10 minutes
 ##   pictures             draws the pictures of the README and the docs, from a real run
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-GROUPS := wide quiet matrix coverage planted soak fuzz frameworks examples browser strangers ray remote wild interop \
-  bench-ray bench-formats pictures
+GROUPS := wide quiet matrix coverage planted soak fuzz frameworks examples browser strangers jax ray remote wild \
+  interop bench-jax bench-ray bench-formats pictures
 .PHONY: help demo test test-engine test-parts test-faces lint check bench group unknown-group pins clean $(GROUPS)
 
 PYTHON ?= python3
@@ -47,6 +49,7 @@ BIN    := $(VENV)/bin
 MXNET  := .venv-mxnet
 WILD   := .venv-wild
 RAY    := .venv-ray
+JAX    := .venv-jax
 STRANGERS := .venv-strangers
 FUZZ   := .venv-fuzz
 FORMATS := .venv-formats
@@ -148,6 +151,10 @@ pictures: $(VENV)/.browser
 strangers: $(STRANGERS)/.installed
 	PENSTOCK_STRANGERS=1 $(STRANGERS)/bin/python -m pytest tests/strangers $(ARGS)
 
+# penstock.jax on 1 and 4 devices of this machine, and in 2 and 4 processes of jax.distributed, with flax, optax and orbax.
+jax: $(JAX)/.installed
+	$(JAX)/bin/python -m pytest --numprocesses 2 --dist worksteal tests/on_jax $(ARGS)
+
 # Workers on Ray: two nodes on this machine, whose actors, raylets and network are broken in turn. `make test` runs the
 # same laws and most faults on a stand-in, which needs no Ray.
 ray: $(RAY)/.installed
@@ -209,6 +216,10 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m bench.budgets
 	$(BIN)/python -m bench.language
 
+# penstock.jax beside Grain's path to the device. The machine must be quiet.
+bench-jax: $(JAX)/.installed
+	$(JAX)/bin/python -m bench.jax
+
 # Workers on Ray beside processes and Ray Data, on two nodes of this machine; and the driver of a large cluster, by
 # simulation. The machine must be quiet.
 bench-ray: $(RAY)/.peers
@@ -227,7 +238,7 @@ pins: $(VENV)/.developed
 	$(BIN)/python -m tests.pins
 
 clean:
-	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(FUZZ) $(RAY) $(FORMATS) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(FUZZ) $(RAY) $(JAX) $(FORMATS) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:
@@ -295,6 +306,11 @@ $(FUZZ)/.installed: pyproject.toml
 $(RAY)/.installed: pyproject.toml
 	$(call FRESH,$(RAY))
 	$(call INSTALL,$(RAY)) --group ray --editable .
+	@touch $@
+
+$(JAX)/.installed: pyproject.toml
+	$(call FRESH,$(JAX))
+	$(call INSTALL,$(JAX)) --group jax --editable .
 	@touch $@
 
 $(RAY)/.peers: $(RAY)/.installed

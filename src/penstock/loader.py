@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from penstock._feed import feed_of
+from penstock._feed import Feed, feed_of
 from penstock._feed.base import AnyPlan
 from penstock._feed.keys import refuse_samplers
 from penstock._fill.collate import convert
@@ -173,12 +173,7 @@ class DataLoader(Generic[_T_co]):
         backend_options: Any = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "dataset")}
-        options = Options.resolve(is_stream=is_stream(dataset), **given)
-        refuse_samplers(dataset, sampler, batch_sampler)
-        # The feed obtains samples by key, from a stream, or from the light items of a stream. It makes the plan of
-        # each epoch, draws its steps, and says how a worker fetches the samples of a step.
-        feed = feed_of(dataset, options, has_load=hasattr(dataset, "load"))
-        self._session = SeedSession(feed)
+        self._session = SeedSession(feed_for(dataset, given))
 
     # Epochs. `begin` makes the plan, has an engine start the workers, and opens a run of the plan's steps on it.
 
@@ -396,6 +391,17 @@ class DataLoader(Generic[_T_co]):
     def __repr__(self) -> str:
         given = f"batch_size={self.batch_size}, num_workers={self.num_workers}, backend={self.backend!r}"
         return f"{type(self).__name__}({type(self.dataset).__name__}, {given})"
+
+
+def feed_for(dataset: Any, given: dict[str, Any]) -> Feed:
+    """Checks the arguments of a loader, and returns its feed.
+
+    The feed obtains samples by key, from a stream, or from the light items of a stream. It makes the plan of each
+    epoch, draws its steps, and says how a worker fetches the samples of a step.
+    """
+    options = Options.resolve(is_stream=is_stream(dataset), **given)
+    refuse_samplers(dataset, given["sampler"], given["batch_sampler"])
+    return feed_of(dataset, options, has_load=hasattr(dataset, "load"))
 
 
 # The attributes that a loader has and that cannot be set: its arguments, and settings derived from them.

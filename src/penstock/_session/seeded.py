@@ -161,6 +161,10 @@ class SeedSession(Session):
         """Begins the next epoch. The reader's items are `Batch`es."""
         return self.begin(CommitBatches if self.options.commit else IndexedBatches)
 
+    def made(self, data: Any, rows: int, **about: Any) -> Batch[Any]:
+        """Returns the item of `batches()` for a batch of `rows` rows. `about`: the other fields of `Batch`."""
+        return Batch(data, **about)
+
     def commit(self, batch: Batch[Any]) -> None:
         if not isinstance(self.epochs, CommittedEpochs):
             raise ValueError("commit() needs a loader with commit=True: without it, batches count when handed out.")
@@ -271,6 +275,7 @@ class SeedSession(Session):
             shard=options.shard,
             batched=batched,
             batch_size=options.batch_size or 1,
+            local_rows=self.feed.local_rows,
             on_error=options.on_error,
             order=self._order,
             cast=options.cast,

@@ -76,7 +76,7 @@ class Runner:
 
     def borrowed(self, task: Task) -> Loan:
         """Returns a loan (temporary use) of the caller's global random generators, seeded for the task."""
-        return self._generators.borrowed(task.epoch, self._job.number(task.step))
+        return self._generators.borrowed(task.epoch, self._job.drawing(task.step))
 
     # One task.
 
