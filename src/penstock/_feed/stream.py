@@ -80,8 +80,9 @@ class ByItem(Stream):
         reading, first = Reading(self.dataset), 0 if at.mark is None else at.mark.read
         items = Calls(partial(self._items, reading, at.mark, first, seed, epoch), first)
         steps = Rest(items, at.steps, first, *self.options.shard, self.options.drop_last, reading.is_broken)
-        steps, given = steps.simplified(), {"read_from": reading, "what": "the stream", "local_rows": self.local_rows}
-        return Run(numbers, epoch, steps, None, at, **given)
+        rows = self.local_rows
+        left = steps.simplified()
+        return Run(numbers, epoch, left, None, at, read_from=reading, what="the stream", local_rows=rows)
 
     def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int, number: int) -> Any:
         """Reads the light items of batch `number`. They are the same on all ranks. Returns END after the last."""

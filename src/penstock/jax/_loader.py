@@ -49,8 +49,8 @@ class DataLoader(penstock.loader.DataLoader[_T_co]):
 
     - `last_batch`: the default is "pad", wherever the end is known in advance, so that all batches have one shape.
       `Batch.mask` is False for the rows that only fill up the last batch.
-    - `dtype`: also "bfloat16" and the other dtypes of ml_dtypes that JAX knows. Without `jax_enable_x64`, workers make
-      32-bit numbers of 64-bit numbers, and raise if a value does not fit.
+    - `dtype`: also "bfloat16" and the other dtypes of ml_dtypes that JAX knows. Without `jax_enable_x64`, 64-bit
+      numbers become 32-bit numbers in the workers. A value that does not fit raises.
 
     And there are two more arguments:
 
@@ -112,7 +112,7 @@ class DataLoader(penstock.loader.DataLoader[_T_co]):
         given["dtype"] = cast = _cast(dtype, casting)
         given["shard"] = _shard(shard, checked(sharding))
         given["last_batch"] = _last_batch(dataset, given, sharding)
-        _refuse_fork(given)
+        given["multiprocessing_context"] = _start_method(given)
         feed = feed_for(dataset, given)
         options, rows = feed.options, None
         if sharding is not None and options.batch_size is not None:
@@ -149,7 +149,13 @@ class DataLoader(penstock.loader.DataLoader[_T_co]):
         return self._dtype
 
 
-_APART = ("self", "dataset", "sharding", "ahead", "__class__")  # not arguments of `penstock.DataLoader`, or not settings
+_APART = (
+    "self",
+    "dataset",
+    "sharding",
+    "ahead",
+    "__class__",
+)  # not arguments of `penstock.DataLoader`, or not settings
 
 # What numbers without a dtype= become where JAX has no 64-bit numbers.
 _NARROWER = (("int64", "int32"), ("uint64", "uint32"), ("float64", "float32"))
@@ -159,7 +165,9 @@ _WHY = 'JAX has 64-bit numbers only after jax.config.update("jax_enable_x64", Tr
 def _cast(dtype: Any, casting: str) -> Cast | None:
     """Returns how workers convert numbers. JAX itself would cut off 64-bit numbers, after all bytes were moved."""
     others = () if jax.dtypes.canonicalize_dtype(np.int64) == np.int64 else _NARROWER
-    extra = {name: np.dtype(kind) for name, kind in vars(ml_dtypes).items() if isinstance(kind, type) and _is_dtype(kind)}
+    extra = {
+        name: np.dtype(kind) for name, kind in vars(ml_dtypes).items() if isinstance(kind, type) and _is_dtype(kind)
+    }
     names = *DTYPES, "int16", "uint16", "uint32", "uint64", *extra
     cast = Cast.of(dtype, casting, names, others=others, why=_WHY)
     if cast is None:
@@ -180,8 +188,8 @@ def _shard(shard: Any, sharding: Any) -> Any:
     if sharding is not None:
         if shard is not None:
             raise ValueError(
-                f"shard={shard!r} and sharding= were both given, but the sharding says already which rows each process "
-                "loads. Leave out shard=, and let batch_size be the number of rows of the global batch."
+                f"shard={shard!r} and sharding= were both given, but the sharding says already which rows each "
+                "process loads. Leave out shard=, and let batch_size be the number of rows of the global batch."
             )
         return 0, 1  # each process has the plan of the global batches
     if shard == "auto" and jax.process_count() > 1:
@@ -191,10 +199,11 @@ def _shard(shard: Any, sharding: Any) -> Any:
 
 def _last_batch(dataset: Any, given: dict[str, Any], sharding: Any) -> Any:
     """Returns the default, "pad", if the end is known in advance, so that every batch has the same shape."""
-    choice, batched = given["last_batch"], given["batch_size"] is not None or given["batch_sampler"] is not None
-    if choice is not None or given["drop_last"] or not batched or given["batch_tokens"] is not None:
+    choice, by_size = given["last_batch"], given["batch_size"] is not None
+    others = given["drop_last"], given["batch_sampler"] is not None, given["batch_tokens"] is not None
+    if choice is not None or not by_size or any(others):
         return choice
-    if not is_stream(dataset) and given["batch_sampler"] is None and is_order(given["sampler"]):
+    if not is_stream(dataset) and is_order(given["sampler"]):
         return "pad"
     if sharding is None or parts(sharding) == 1:
         return None
@@ -206,16 +215,18 @@ def _last_batch(dataset: Any, given: dict[str, Any], sharding: Any) -> Any:
     )
 
 
-def _refuse_fork(given: dict[str, Any]) -> None:
-    context = given["multiprocessing_context"]
-    name = given["backend"] or backends.DEFAULT
-    if context is None or not given["num_workers"] or name not in backends.known():
-        return
-    if backends.registered(name).argument == "multiprocessing_context" and choose_method(context) == "fork":
-        raise ValueError(
-            'multiprocessing_context="fork" is not possible here, because this process runs JAX, whose threads and '
-            'locks do not survive a fork. Leave it out (workers are then started by "forkserver"), or use "spawn".'
-        )
+def _start_method(given: dict[str, Any]) -> Any:
+    """Returns `multiprocessing_context`, or a method that does not fork this process, which runs JAX."""
+    context, name = given["multiprocessing_context"], given["backend"] or backends.DEFAULT
+    takes_it = name in backends.known() and backends.registered(name).argument == "multiprocessing_context"
+    if not takes_it or not given["num_workers"] or choose_method(context) != "fork":
+        return context
+    if context is None:  # set by multiprocessing.set_start_method
+        return "forkserver"
+    raise ValueError(
+        'multiprocessing_context="fork" is not possible here, because this process runs JAX, whose threads and locks '
+        'do not survive a fork. Leave it out (workers are then started by "forkserver"), or use "spawn".'
+    )
 
 
 def _check_sharded(sharding: Any, options: Options) -> None:
