@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from penstock._feed import Feed, feed_of
 from penstock._feed.base import AnyPlan
-from penstock._feed.keys import refuse_samplers
 from penstock._fill.collate import convert
-from penstock._options import OPTIONS, Balance, Casting, LastBatch, OnError, Options, is_int
+from penstock._options import OPTIONS, Balance, Casting, LastBatch, OnError, is_int
 from penstock._session.reading import Batches
-from penstock._session.seeded import SeedSession
+from penstock._session.seeded import SeedSession, feed_for
 from penstock._system.interrupts import import_whole
 from penstock.batch import Batch
 from penstock.collate import default_collate
-from penstock.source._dataset import Keyed, is_stream
+from penstock.source._dataset import Keyed
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -391,17 +389,6 @@ class DataLoader(Generic[_T_co]):
     def __repr__(self) -> str:
         given = f"batch_size={self.batch_size}, num_workers={self.num_workers}, backend={self.backend!r}"
         return f"{type(self).__name__}({type(self.dataset).__name__}, {given})"
-
-
-def feed_for(dataset: Any, given: dict[str, Any]) -> Feed:
-    """Checks the arguments of a loader, and returns its feed.
-
-    The feed obtains samples by key, from a stream, or from the light items of a stream. It makes the plan of each
-    epoch, draws its steps, and says how a worker fetches the samples of a step.
-    """
-    options = Options.resolve(is_stream=is_stream(dataset), **given)
-    refuse_samplers(dataset, given["sampler"], given["batch_sampler"])
-    return feed_of(dataset, options, has_load=hasattr(dataset, "load"))
 
 
 # The attributes that a loader has and that cannot be set: its arguments, and settings derived from them.

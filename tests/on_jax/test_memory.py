@@ -110,13 +110,13 @@ def test_any_history_of_what_is_done_with_batches(history: list[str], ahead: int
 
 def test_donating_a_batch_does_not_write_into_its_slab(monkeypatch: pytest.MonkeyPatch) -> None:
     roots: list[np.ndarray] = []
-    receive = penstock.jax._arrays.Receiver.__call__
+    receive = penstock.jax._arrays.DevicePlacer.__call__
 
     def watched(self: Any, batch: Any, root: Any) -> Any:
         roots.append(root)
         return receive(self, batch, root)
 
-    monkeypatch.setattr(penstock.jax._arrays.Receiver, "__call__", watched)
+    monkeypatch.setattr(penstock.jax._arrays.DevicePlacer, "__call__", watched)
     for batch in penstock.jax.DataLoader(Fields(), SIZE):
         before = roots[-1][: 1 << 16].copy()
         assert np.any(before) or not np.any(np.asarray(batch["small"]))

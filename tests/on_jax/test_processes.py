@@ -166,7 +166,7 @@ def test_global_batches_are_those_of_one_process(processes: int, devices: int, t
         return [read(kind, name, given, None, 100) for kind, name, given in cases]
 
     found = crowd.run(work, processes, devices, tmp_path)
-    for number, (kind, name, given) in enumerate(cases):
+    for number, (kind, _, given) in enumerate(cases):
         of_each = [one[number] for one in found]
         check_same(assembled(of_each), expected(kind, given))
         assert len({state for _, state in of_each}) == 1, "every process has the same state"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 from operator import is_
 from typing import Any
 
@@ -263,9 +263,7 @@ _PLAIN = frozenset({*DTYPES, "int16", "uint16", "uint32", "uint64"})
 @lru_cache(maxsize=256)
 def _info(dtype: np.dtype[Any]) -> Any:
     """Returns the `finfo` or `iinfo` of a dtype, also of one from another library, such as ml_dtypes."""
-    if dtype.kind in "fiu":
-        return np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
-    library = import_module(dtype.type.__module__)
+    library: Any = sys.modules[dtype.type.__module__]  # numpy, or where the dtype comes from
     try:
         return library.finfo(dtype)
     except ValueError:
@@ -274,7 +272,7 @@ def _info(dtype: np.dtype[Any]) -> Any:
 
 def _kind(dtype: np.dtype[Any]) -> str:
     """Returns numpy's code for the kind of a dtype. A number of another library counts as a float or an integer."""
-    if dtype.kind != "V" or dtype.type is np.void:
+    if dtype.type.__module__ == "numpy":
         return dtype.kind
     return "f" if hasattr(_info(dtype), "eps") else "i"
 

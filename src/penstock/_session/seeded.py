@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 from penstock._engine.engine import Engine
 from penstock._engine.turn import INSIDE
-from penstock._feed import Feed
+from penstock._feed import Feed, feed_of
 from penstock._feed.base import AnyPlan, Begin, Run, displayed_settings
+from penstock._feed.keys import refuse_samplers
 from penstock._options import Options, is_int, warn_of_ranks
 from penstock._resume.commits import CommittedEpochs
 from penstock._resume.reading import asked, has_state, known
@@ -37,7 +38,7 @@ from penstock.errors import StateError
 from penstock.plan import ComputedPlan, Order
 from penstock.plan._plan import FirstOpen
 from penstock.plan._seeds import draw_key
-from penstock.source._dataset import to_load_in_parallel
+from penstock.source._dataset import is_stream, to_load_in_parallel
 from penstock.source._nested import fingerprint_of, method_of
 
 if TYPE_CHECKING:
@@ -556,3 +557,14 @@ def _planned(feed: Feed, epochs: Epochs, reweighed: list[tuple[int, int]]) -> di
     from penstock._session.planned import planned  # late: few programs need it
 
     return planned(feed, epochs, reweighed)
+
+
+def feed_for(dataset: Any, given: dict[str, Any]) -> Feed:
+    """Checks the arguments of a loader, and returns its feed.
+
+    The feed obtains samples by key, from a stream, or from the light items of a stream. It makes the plan of each
+    epoch, draws its steps, and says how a worker fetches the samples of a step.
+    """
+    options = Options.resolve(is_stream=is_stream(dataset), **given)
+    refuse_samplers(dataset, given["sampler"], given["batch_sampler"])
+    return feed_of(dataset, options, has_load=hasattr(dataset, "load"))

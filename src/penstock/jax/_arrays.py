@@ -25,7 +25,7 @@ _SCALARS = (bool, int, float, complex, np.generic)
 
 def _is_known(dtype: np.dtype[Any]) -> bool:
     try:
-        jax.dtypes.canonicalize_dtype(dtype)
+        jax.typeof(np.empty(0, dtype))
     except TypeError:  # text, objects, times, records
         return False
     return True
@@ -35,7 +35,7 @@ KNOWN = MemoTable(_is_known)
 """Maps a numpy dtype to True if JAX's arrays can have it, or a smaller dtype of the same kind."""
 
 
-class Receiver:
+class DevicePlacer:
     """Converts each batch of a loader to `jax.Array`s.
 
     - `sharding`: None for arrays on the default device.
@@ -63,13 +63,15 @@ class Receiver:
         """Returns the batch with `jax.Array`s. What a `jax.Array` cannot hold, such as text, stays as it is."""
         leaves, spec = flatten(batch)
         at, arrays = [], []
+        # Where several steps share a slab, the root of a step is a view itself.
+        homes = [home for home in (root, None if root is None else root.base) if home is not None]
         for number, leaf in enumerate(leaves):
             if isinstance(leaf, _SCALARS):
                 leaf = self._scalar(leaf, number, spec)
             if isinstance(leaf, np.ndarray):
                 if not KNOWN[leaf.dtype]:
                     continue
-                if leaf.base is not root or not leaf.dtype.isnative:
+                if not any(leaf.base is home for home in homes) or not leaf.dtype.isnative:
                     leaf = np.array(leaf, leaf.dtype.newbyteorder("="))
             elif not isinstance(leaf, jax.Array):
                 continue
@@ -122,8 +124,8 @@ class Receiver:
             made = size if self._rows is None else len(self._rows)
             if shape[:1] != (made,):
                 raise ValueError(
-                    f"has the shape {shape}, but its first axis must be the {made} rows of the global batch that this "
-                    "process has loaded. Other processes may have other values in it. Leave it out of the batch."
+                    f"has the shape {shape}, but its first axis must be the {made} rows of the global batch that "
+                    "this process has loaded. Other processes may have other values in it. Leave it out of the batch."
                 )
             whole = size, *shape[1:]
         try:

@@ -19,14 +19,14 @@ _T = TypeVar("_T")
 class Batch(penstock.batch.Batch[_T]):
     """A batch as a pytree, with the mask of its rows: an item of `penstock.jax.DataLoader.batches()`.
 
-    `mask` is an array of bools, with one for each row: False for the rows at the end that only fill up the batch
-    (`last_batch="pad"`). It is None if samples are not batched. The other fields are those of `penstock.Batch`. With a
+    `mask` is an array of bools, one for each row: False for the rows at the end that only fill up the batch, with
+    `last_batch="pad"`. It is None if samples are not batched. The other fields are those of `penstock.Batch`. With a
     sharding over several processes, `pad` counts rows of the global batch, and `index` has the keys of the rows that
     this process has loaded.
 
     The pytree has the leaves of `data`, and `mask`, `epoch`, `step` and `pad`, so that a jitted function can take the
-    batch as it is. The fields that are no numbers for JAX (`index`, `skipped`, `sources`) are not in it: they are lost
-    where JAX rebuilds the batch, as `jax.tree.map` does.
+    batch as it is. The other fields (`index`, `skipped`, `sources`) are lost where JAX rebuilds the batch, as
+    `jax.tree.map` does. `DataLoader.commit` takes the batch that was handed out.
     """
 
     mask: Any = None

@@ -13,13 +13,13 @@ import numpy as np
 import penstock.loader
 from penstock._fill.cast import DTYPES, Cast
 from penstock._options import Balance, Casting, LastBatch, OnError, Options, is_int, is_order
+from penstock._session.seeded import feed_for
 from penstock.backends import _base as backends
 from penstock.backends._process.methods import choose_method
-from penstock.jax._arrays import KNOWN, Receiver
+from penstock.jax._arrays import KNOWN, DevicePlacer
 from penstock.jax._batch import Batch
 from penstock.jax._rows import checked, local_rows, parts
 from penstock.jax._session import JaxSession
-from penstock.loader import feed_for
 from penstock.source._dataset import Keyed, is_stream
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ class DataLoader(penstock.loader.DataLoader[_T_co]):
         # A stream without load() is read, and its batches are made, by one reader in each process.
         feed.local_rows = None if feed.one_reader else rows
         whole = None if is_everywhere else options.batch_size
-        receiver = Receiver(sharding, whole, rows, made_all=feed.local_rows is None, cast=cast)
-        self._session: JaxSession = JaxSession(feed, receiver, int(ahead))
+        placer = DevicePlacer(sharding, whole, rows, made_all=feed.local_rows is None, cast=cast)
+        self._session: JaxSession = JaxSession(feed, placer, int(ahead))
         self._dtype = dtype
 
     if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class DataLoader(penstock.loader.DataLoader[_T_co]):
     @property
     def sharding(self) -> jax.sharding.Sharding | None:
         """The sharding of the global batch."""
-        return self._session.receiver.sharding
+        return self._session.placer.sharding
 
     @property
     def ahead(self) -> int:
