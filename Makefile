@@ -218,7 +218,7 @@ bench: $(VENV)/.peers
 
 # penstock.jax beside Grain's path to the device. The machine must be quiet.
 bench-jax: $(JAX)/.installed
-	$(JAX)/bin/python -m bench.jax
+	$(JAX)/bin/python -m bench.devices
 
 # Workers on Ray beside processes and Ray Data, on two nodes of this machine; and the driver of a large cluster, by
 # simulation. The machine must be quiet.

@@ -27,7 +27,7 @@ from jax.sharding import PartitionSpec as P
 import penstock
 import penstock.jax
 
-SIZE = 24
+SIZE = 16
 BATCH = 64  # rows of the global batch, on all devices of all processes
 EPOCHS = 3
 
@@ -43,8 +43,8 @@ class Shapes:
 
     def __getitem__(self, key: int) -> dict[str, Any]:
         shape = np.random.default_rng(key)  # the same in each epoch
-        y, x = np.mgrid[:SIZE, :SIZE] - shape.uniform(8, SIZE - 8, (2, 1, 1))
-        radius, label = shape.uniform(3, 7), key % 2
+        y, x = np.mgrid[:SIZE, :SIZE] - shape.uniform(6, SIZE - 6, (2, 1, 1))
+        radius, label = shape.uniform(3, 6), key % 2
         inside = np.maximum(abs(x), abs(y)) < radius if label else np.hypot(x, y) < radius
         image = inside + self.noise * penstock.rng().normal(size=inside.shape)  # another in each epoch
         return {"image": np.clip(image * 255, 0, 255).astype(np.uint8)[..., None], "label": label}
@@ -59,7 +59,7 @@ class Network(nn.Module):
         return nn.Dense(2)(x.reshape(len(x), -1))
 
 
-network, optimiser = Network(), optax.adam(1e-3)
+network, optimiser = Network(), optax.adam(5e-3)
 mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 rows_split, everywhere = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
 

@@ -11,8 +11,15 @@ from penstock.plan import LocalRows
 
 
 def checked(sharding: Any) -> Sharding | None:
-    if sharding is None or isinstance(sharding, Sharding):
-        return sharding
+    if sharding is None:
+        return None
+    if isinstance(sharding, Sharding):
+        if sharding.addressable_devices:
+            return sharding
+        raise ValueError(
+            f"{sharding} has no device of this process ({jax.process_index()} of {jax.process_count()}), so there is "
+            "nothing to load here. Make the loader only in processes that have such devices, or use all devices."
+        )
     raise TypeError(
         "sharding must be a jax.sharding.Sharding of the global batch, such as NamedSharding(mesh, P('data')), or "
         f"None, got {type(sharding).__name__}."
@@ -34,11 +41,11 @@ def parts(sharding: Any) -> int:
 
 def local_rows(sharding: Any, batch_size: int) -> LocalRows | None:
     """Returns the rows of a global batch that this process loads, or None for all of them."""
-    return rows_of_processes(sharding, batch_size).get(jax.process_index())
+    return rows_of_processes(sharding, batch_size)[jax.process_index()]
 
 
 def rows_of_processes(sharding: Any, batch_size: int) -> dict[int, LocalRows | None]:
-    """Returns the rows that each process loads, or None for all of them. It has no other processes.
+    """Returns the rows that each process with devices of the sharding loads, or None for all of them.
 
     Two processes load the same rows, or have no row in common. So what depends on the rows of a process (random
     numbers of its step, for example) is the same wherever a row is needed. If the devices of two processes hold some

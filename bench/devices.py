@@ -1,4 +1,4 @@
-"""penstock.jax beside Grain's path to the device: `python -m bench.jax`, or `make bench-jax`.
+"""penstock.jax beside Grain's path to the device: `python -m bench.devices`, or `make bench-jax`.
 
 Each loader runs in a process of its own, the loaders in turn, several times; medians are shown. The loop waits until
 each batch is on the device. Grain puts batches on the device by `grain.experimental.device_put`. It is measured with
@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +26,8 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 WORKERS = 2
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
-SECONDS = 1.5  # of the steady state, after as long for warming up
+SECONDS = 1.0  # of the steady state, after as long for warming up
+KEPT = 200  # different samples, which come again
 
 
 class Row(NamedTuple):
@@ -56,7 +59,7 @@ class Samples:
         row = ROWS[name]
         draw = np.random.default_rng(0)
         self.columns = {
-            field: draw.integers(0, 100, (min(row.samples, 2000), *shape)).astype(dtype)
+            field: draw.integers(0, 100, (KEPT, *shape), "uint8").astype(dtype)
             for field, (shape, dtype) in row.fields.items()
         }
 
@@ -141,15 +144,23 @@ def child(name: str, loader: str) -> None:
             count += 1
         rates.append(count / took)
     print(json.dumps([first, rates[1]]), flush=True)
-    os._exit(0)  # Grain's threads would be waited for
+    os._exit(0)  # without waiting for Grain's threads
 
 
 def measured(name: str, loader: str) -> list[float]:
     flags = f"--xla_force_host_platform_device_count={ROWS[name].devices}"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "bench.jax", "--child", name, loader]
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60)
-    found: list[float] = json.loads(ran.stdout.splitlines()[-1])
+    command = [sys.executable, "-m", "bench.devices", "--child", name, loader]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **pipes) as process:
+        try:
+            out, error = process.communicate(timeout=60)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # the processes of a loader that was not closed
+    if process.returncode:
+        raise SystemExit(f"{name}, {loader}: exit code {process.returncode}\n{error[-2000:]}")
+    found: list[float] = json.loads(out.splitlines()[-1])
     return found
 
 
