@@ -16,7 +16,9 @@ import cloudpickle
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(function: Callable[..., Any], processes: int, devices: int, folder: Path, *args: Any) -> list[Any]:
+def run(
+    function: Callable[..., Any], processes: int, devices: int, folder: Path, *args: Any, warnings: str = "error"
+) -> list[Any]:
     """Returns what `function(*args)` returns in each process, in the order of their numbers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -29,7 +31,7 @@ def run(function: Callable[..., Any], processes: int, devices: int, folder: Path
     started, results = [], [folder / f"result-{processes}-{number}" for number in range(processes)]
     for number, result in enumerate(results):
         given = [address, str(processes), str(number), str(work), str(result)]
-        command = [sys.executable, "-W", "error", "-m", "tests.on_jax.crowd", *given]
+        command = [sys.executable, "-W", warnings, "-m", "tests.on_jax.crowd", *given]
         started.append(subprocess.Popen(command, env={**os.environ, **flags}, stderr=subprocess.PIPE, text=True))
     errors = []
     try:

@@ -105,7 +105,7 @@ def test_four_ways_to_make_a_global_array_are_equal() -> None:
     (batch,) = penstock.DataLoader(np.random.default_rng(0).random((8, 6), np.float32), 8)
     indices = BY_BOTH.addressable_devices_indices_map(batch.shape)
     ways = [
-        penstock.jax._arrays.DevicePlacer(BY_BOTH, None, None, made_all=True, cast=None)(batch, None),
+        penstock.jax._arrays.DevicePlacer(BY_BOTH, None, None, None)(batch, None),
         jax.device_put(batch, BY_BOTH),
         jax.make_array_from_process_local_data(BY_BOTH, batch, batch.shape),
         jax.make_array_from_single_device_arrays(

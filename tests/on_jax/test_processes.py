@@ -256,3 +256,28 @@ def test_ranks_without_a_sharding_are_those_of_jax(tmp_path: Path) -> None:
         return loader.shard, [batch.tolist() for batch in loader]
 
     assert crowd.run(work, 2, 1, tmp_path) == [((0, 2), [[0, 1], [4, 5]]), ((1, 2), [[2, 3], [6, 7]])]
+
+
+def test_a_checkpoint_of_orbax_has_one_state_for_all_processes(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+
+    def save() -> Any:
+        import orbax.checkpoint as ocp
+
+        found, state = read("keys", "two axes", {"shuffle": True}, None, 2)
+        with ocp.CheckpointManager(folder) as manager:
+            manager.save(2, args=ocp.args.Composite(loader=ocp.args.JsonSave(json.loads(state))))
+            manager.wait_until_finished()
+        return found, state
+
+    def restore() -> Any:
+        import orbax.checkpoint as ocp
+
+        with ocp.CheckpointManager(folder) as manager:
+            saved = manager.restore(2, args=ocp.args.Composite(loader=ocp.args.JsonRestore()))
+        return read("keys", "rows", {"shuffle": True}, json.dumps(saved["loader"]), 100)
+
+    begun = crowd.run(save, 2, 2, tmp_path, warnings="ignore")
+    assert len([path for path in folder.rglob("loader/*") if path.is_file()]) == 1
+    rest = crowd.run(restore, 4, 1, tmp_path, warnings="ignore")
+    check_same(assembled(begun) + assembled(rest), expected("keys", {"shuffle": True}))

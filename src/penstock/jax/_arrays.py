@@ -41,16 +41,12 @@ class DevicePlacer:
     - `sharding`: None for arrays on the default device.
     - `batch_size`: the number of rows of the global batch, if other processes hold devices of the sharding. None if
       this process holds all of them: a batch may then have any number of rows.
-    - `rows`: the rows of the global batch that are needed here; None for all of them. With `made_all`, the batches
-      that arrive have all rows nevertheless.
+    - `rows`: the rows of the global batch that this process makes; None for all of them.
     - `cast`: the loader's, for Python's numbers, which workers do not convert.
     """
 
-    def __init__(
-        self, sharding: Any, batch_size: int | None, rows: LocalRows | None, *, made_all: bool, cast: Cast | None
-    ) -> None:
-        self.sharding, self._batch_size, self._cast = sharding, batch_size, cast
-        self._rows = None if made_all else rows
+    def __init__(self, sharding: Any, batch_size: int | None, rows: LocalRows | None, cast: Cast | None) -> None:
+        self.sharding, self._batch_size, self._rows, self._cast = sharding, batch_size, rows, cast
         self._parts = MemoTable(self._parts_of)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -63,15 +59,15 @@ class DevicePlacer:
         """Returns the batch with `jax.Array`s. What a `jax.Array` cannot hold, such as text, stays as it is."""
         leaves, spec = flatten(batch)
         at, arrays = [], []
-        # Where several steps share a slab, the root of a step is a view itself.
-        homes = [home for home in (root, None if root is None else root.base) if home is not None]
+        slab = None if root is None else root.base  # where several steps share a slab, `root` is a view itself
         for number, leaf in enumerate(leaves):
             if isinstance(leaf, _SCALARS):
                 leaf = self._scalar(leaf, number, spec)
             if isinstance(leaf, np.ndarray):
                 if not KNOWN[leaf.dtype]:
                     continue
-                if not any(leaf.base is home for home in homes) or not leaf.dtype.isnative:
+                base = leaf.base
+                if base is None or (base is not root and base is not slab) or not leaf.dtype.isnative:
                     leaf = np.array(leaf, leaf.dtype.newbyteorder("="))
             elif not isinstance(leaf, jax.Array):
                 continue

@@ -114,18 +114,17 @@ class DataLoader(penstock.loader.DataLoader[_T_co]):
         given["last_batch"] = _last_batch(dataset, given, sharding)
         given["multiprocessing_context"] = _start_method(given)
         feed = feed_for(dataset, given)
-        options, rows = feed.options, None
-        if sharding is not None and options.batch_size is not None:
-            rows = local_rows(sharding, options.batch_size)
-        is_everywhere = sharding is None or sharding.is_fully_addressable
+        batch_size = None  # of all processes together, if there are others
         if sharding is not None:
+            options = feed.options
             _check_sharded(sharding, options)
-        if not is_everywhere:
-            _check_processes(options, feed.batched, has_all=rows is None)
-        # A stream without load() is read, and its batches are made, by one reader in each process.
-        feed.local_rows = None if feed.one_reader else rows
-        whole = None if is_everywhere else options.batch_size
-        placer = DevicePlacer(sharding, whole, rows, made_all=feed.local_rows is None, cast=cast)
+            rows = None if options.batch_size is None else local_rows(sharding, options.batch_size)
+            if not sharding.is_fully_addressable:
+                _check_processes(options, feed.batched, has_all=rows is None)
+                batch_size = options.batch_size
+            # In each process, one reader reads a stream without load(), and makes whole batches.
+            feed.local_rows = None if feed.one_reader else rows
+        placer = DevicePlacer(sharding, batch_size, feed.local_rows, cast)
         self._session: JaxSession = JaxSession(feed, placer, int(ahead))
         self._dtype = dtype
 
@@ -149,13 +148,8 @@ class DataLoader(penstock.loader.DataLoader[_T_co]):
         return self._dtype
 
 
-_APART = (
-    "self",
-    "dataset",
-    "sharding",
-    "ahead",
-    "__class__",
-)  # not arguments of `penstock.DataLoader`, or not settings
+# What is not an argument of `penstock.DataLoader`.
+_APART = ("self", "dataset", "sharding", "ahead", "__class__")
 
 # What numbers without a dtype= become where JAX has no 64-bit numbers.
 _NARROWER = (("int64", "int32"), ("uint64", "uint32"), ("float64", "float32"))
