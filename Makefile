@@ -24,6 +24,7 @@
 ##   browser              the report in chromium, a trace in Perfetto                                   1 minute
 ##   resuming             what other loaders do when they resume                       2 GB             10 minutes
 ##   strangers            whole programs as users write them: ARGS="-k jax"            3 GB             5 minutes
+##   jax                  penstock.jax with flax, optax and orbax, on several devices  1 GB             5 minutes
 ##   ray                  workers on Ray                                               300 MB           6 minutes
 ##   remote               remote files from real servers                                                2 minutes
 ##   wild                 programs of 25 other libraries: WILD_ONLY=timm               3 GB             1 hour
@@ -33,6 +34,7 @@
 ##   dist                 builds the wheel; installs and uses it with each extra: ARGS="image"  3 GB    10 minutes
 ##
 ## Groups of benchmarks:
+##   bench-jax            penstock.jax beside Grain's path to the device                                5 minutes
 ##   bench-ray            workers on Ray, beside Ray Data                                               10 minutes
 ##   bench-formats        Parquet and tar shards, beside five other libraries          2 GB             10 minutes
 ##   docs                 builds the site into build/site, and checks every link of it                  1 minute
@@ -40,9 +42,9 @@
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-GROUPS := wide quiet matrix coverage planted soak fuzz frameworks examples browser resuming strangers ray remote wild interop \
-  elsewhere lowest dist bench-ray bench-formats pictures docs
-.PHONY: help demo test deep test-engine test-parts test-faces lint check bench group unknown-group pins clean $(GROUPS)
+GROUPS := wide quiet matrix coverage planted soak fuzz frameworks examples browser strangers jax ray remote wild \
+  interop bench-jax bench-ray bench-formats pictures
+.PHONY: help demo test test-engine test-parts test-faces lint check bench group unknown-group pins clean $(GROUPS)
 
 PYTHON ?= python3
 # The one of the PATH, if it runs: pyenv's command fails unless this version is global. Else one of pyenv's, by its path.
@@ -53,6 +55,7 @@ BIN    := $(VENV)/bin
 MXNET  := .venv-mxnet
 WILD   := .venv-wild
 RAY    := .venv-ray
+JAX    := .venv-jax
 STRANGERS := .venv-strangers
 FUZZ   := .venv-fuzz
 FORMATS := .venv-formats
@@ -171,6 +174,10 @@ docs: $(DOCS)/.installed
 strangers: $(STRANGERS)/.installed
 	PENSTOCK_STRANGERS=1 $(STRANGERS)/bin/python -m pytest tests/strangers $(ARGS)
 
+# penstock.jax on 1 and 4 devices of this machine, and in 2 and 4 processes of jax.distributed, with flax, optax and orbax.
+jax: $(JAX)/.installed
+	$(JAX)/bin/python -m pytest --numprocesses 2 --dist worksteal tests/on_jax $(ARGS)
+
 # Workers on Ray: two nodes on this machine, whose actors, raylets and network are broken in turn. `make test` runs the
 # same laws and most faults on a stand-in, which needs no Ray.
 ray: $(RAY)/.installed
@@ -245,6 +252,10 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m bench.budgets
 	$(BIN)/python -m bench.language
 
+# penstock.jax beside Grain's path to the device. The machine must be quiet.
+bench-jax: $(JAX)/.installed
+	$(JAX)/bin/python -m bench.devices
+
 # Workers on Ray beside processes and Ray Data, on two nodes of this machine; and the driver of a large cluster, by
 # simulation. The machine must be quiet.
 bench-ray: $(RAY)/.peers
@@ -263,7 +274,7 @@ pins: $(VENV)/.developed
 	$(BIN)/python -m tests.pins
 
 clean:
-	rm -rf .venv .venv-* $(OTHERS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(FUZZ) $(RAY) $(JAX) $(FORMATS) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:
@@ -342,6 +353,11 @@ $(DOCS)/.installed: pyproject.toml
 $(RAY)/.installed: pyproject.toml
 	$(call FRESH,$(RAY))
 	$(call INSTALL,$(RAY)) --group ray --editable .
+	@touch $@
+
+$(JAX)/.installed: pyproject.toml
+	$(call FRESH,$(JAX))
+	$(call INSTALL,$(JAX)) --group jax --editable .
 	@touch $@
 
 $(RAY)/.peers: $(RAY)/.installed

@@ -616,7 +616,7 @@ def _last_batch(is_stream: bool, given: dict[str, Any]) -> str:
         )
     if choice is None:
         choice = "drop" if drop_last else "pad" if shard.world > 1 and not by_tokens else "keep"
-    foreign = is_stream or given["batch_sampler"] is not None or not _is_order(given["sampler"])
+    foreign = is_stream or given["batch_sampler"] is not None or not is_order(given["sampler"])
     if choice in ("pad", "rollover") and foreign:
         what = "a stream" if is_stream else "a sampler of your own"
         default = " (the default with shard=)" if given["last_batch"] is None else ""
@@ -628,7 +628,7 @@ def _last_batch(is_stream: bool, given: dict[str, Any]) -> str:
     return str(choice)
 
 
-def _is_order(sampler: Any) -> bool:
+def is_order(sampler: Any) -> bool:
     return sampler is None or order_of(sampler, 0) is not None
 
 
@@ -654,7 +654,7 @@ def _check_lengths(is_stream: bool, given: dict[str, Any]) -> None:
             f"{setting} needs a dataset with keys: the lengths of a stream's samples are not known in advance. Use "
             "penstock.pad and a fixed batch_size, or sort the samples inside the stream."
         )
-    if given["batch_sampler"] is not None or not _is_order(given["sampler"]):
+    if given["batch_sampler"] is not None or not is_order(given["sampler"]):
         name = "batch_sampler" if given["batch_sampler"] is not None else "sampler"
         raise ValueError(
             f"{setting} and {name}= are mutually exclusive here: the loader must know the order of all samples. Use "
@@ -705,7 +705,7 @@ def _check_errors(is_stream: bool, given: dict[str, Any]) -> None:
             'on_error="replace" needs a dataset with keys: a stream has no other sample to fetch instead. '
             'Use on_error="skip".'
         )
-    if on_error == "replace" and not _is_order(given["sampler"]) and given["batch_size"] in (None, 1):
+    if on_error == "replace" and not is_order(given["sampler"]) and given["batch_size"] in (None, 1):
         raise ValueError(
             'With a sampler of your own, on_error="replace" takes the replacement from the same batch, '
             f"and with batch_size={given['batch_size']} there is no other sample in it. Use larger batches, "

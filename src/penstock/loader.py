@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from penstock._feed import feed_of
 from penstock._feed.base import AnyPlan
-from penstock._feed.keys import refuse_samplers
 from penstock._fill.collate import convert
-from penstock._options import OPTIONS, Balance, Casting, LastBatch, OnError, Options, is_int
+from penstock._options import OPTIONS, Balance, Casting, LastBatch, OnError, is_int
 from penstock._session.reading import Batches
-from penstock._session.seeded import SeedSession
+from penstock._session.seeded import SeedSession, feed_for
 from penstock._system.interrupts import import_whole
 from penstock.batch import Batch
 from penstock.collate import default_collate
-from penstock.source._dataset import Keyed, is_stream
+from penstock.source._dataset import Keyed
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -173,12 +171,7 @@ class DataLoader(Generic[_T_co]):
         backend_options: Any = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "dataset")}
-        options = Options.resolve(is_stream=is_stream(dataset), **given)
-        refuse_samplers(dataset, sampler, batch_sampler)
-        # The feed obtains samples by key, from a stream, or from the light items of a stream. It makes the plan of
-        # each epoch, draws its steps, and says how a worker fetches the samples of a step.
-        feed = feed_of(dataset, options, has_load=hasattr(dataset, "load"))
-        self._session = SeedSession(feed)
+        self._session = SeedSession(feed_for(dataset, given))
 
     # Epochs. `begin` makes the plan, has an engine start the workers, and opens a run of the plan's steps on it.
 

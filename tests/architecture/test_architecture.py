@@ -35,7 +35,7 @@ LAYERS = (
     ("_options", "stats", "_session"),
     ("_prefetch", "prefetch", "loader", "_progress"),
     ("_files", "_survey", "_pixels", "formats", "image", "records", "_open", "__init__"),
-    ("torch", "testing", "_tools", "cli", "__main__"),
+    ("torch", "jax", "testing", "_tools", "cli", "__main__"),
 )
 
 
@@ -196,7 +196,8 @@ def test_no_module_of_the_core_names_a_guest_in_its_code() -> None:
 
 
 # The table of penstock's own backends, signatures that write `ray_options=` out, and the ranks of Ray Train.
-NAMING_RAY = {"backends/_ours.py", "backends/_stack.py", "loader.py", "torch/_loader.py", "_memory/guests.py"}
+NAMING_RAY = {"backends/_ours.py", "backends/_stack.py", "loader.py", "torch/_loader.py"}
+NAMING_RAY |= {"jax/_loader.py", "_memory/guests.py"}
 
 
 def test_the_core_names_no_backend_on_a_cluster() -> None:

@@ -13,7 +13,8 @@ SOURCE = ROOT / "src/penstock"
 
 # Names that mean two things, and why they may.
 TWICE = {
-    "DataLoader": "penstock's loader, and the class that takes the place of torch's and so has its name",
+    "Batch": "an item of `batches()`, and penstock.jax's subclass of it, which has a mask",
+    "DataLoader": "penstock's loader, its subclass for JAX, and the class that takes the place of torch's",
     "Suite": "of laws for backends, and for formats: public, each imported from a module that says which",
     "WorkerLost": "the event in the scheduler, and the public error that the caller gets if it cannot be mended",
     "Array": "any numpy array: two ways to write one type",

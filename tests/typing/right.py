@@ -11,6 +11,7 @@ import torch.utils.data
 from numpy.typing import NDArray
 
 import penstock
+import penstock.jax
 import penstock.torch
 from penstock import DataLoader
 from penstock.backends import Backend, Change, Doing, Filled, Gauges, Outcome, Task
@@ -104,6 +105,14 @@ for number in penstock.torch.DataLoader([1, 2], batch_size=2, collate_fn=total, 
     assert_type(number, int)
 with penstock.torch.DataLoader(TorchStream(), seed=1, num_workers="auto", max_workers=2) as seeded:
     theirs: torch.utils.data.DataLoader[Any] = seeded
+for put in penstock.jax.DataLoader([1, 2], 2, True, num_workers="auto", ahead=1, collate_fn=total).batches():
+    assert_type(put.data, Any)
+    item: penstock.jax.Batch[Any] = put
+typed: penstock.jax.DataLoader[dict[str, int]] = penstock.jax.DataLoader([1], sharding=None, dtype="bfloat16")
+for fields in typed:
+    assert_type(fields, dict[str, int])
+with penstock.jax.DataLoader(Numbers(), 2) as on_device:
+    plain: DataLoader[Any] = on_device
 penstock.torch.DataLoader(range(3), sampler=torch.utils.data.SequentialSampler(range(3)), generator=torch.Generator())
 Own(range(3), size=4, batch_size=2)
 Nowhere().flush()

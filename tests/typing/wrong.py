@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 import penstock
+import penstock.jax
 import penstock.torch
 
 
@@ -39,3 +40,8 @@ penstock.torch.DataLoader([1], casting="same_kind")  # wrong: arg-type: Literal[
 penstock.torch.DataLoader([1], generator=np.random.default_rng())  # wrong: arg-type: expected "torch
 for number in penstock.torch.DataLoader([1], collate_fn=total):
     print(number.shape)  # wrong: attr-defined: "int" has no attribute "shape"
+
+penstock.jax.DataLoader(42)  # wrong: arg-type: incompatible type "int"
+penstock.jax.DataLoader([1], batch_sise=2)  # wrong: call-arg: "batch_sise"
+penstock.jax.DataLoader([1], ahead="all")  # wrong: arg-type: expected "int"
+penstock.jax.DataLoader([1], last_batch="dropped")  # wrong: arg-type: Literal['keep', 'drop', 'pad', 'rollover']

@@ -35,7 +35,10 @@ def examples() -> list[object]:
         pytest.param(
             code,
             id=f"{page.relative_to(ROOT)}:{number}",
-            marks=pytest.mark.skipif("torch" in code and not find_spec("torch"), reason="torch is not installed"),
+            marks=[
+                pytest.mark.skipif(name in code and not find_spec(name), reason=f"{name} is not installed")
+                for name in ("torch", "jax")  # tests/on_jax runs those with JAX
+            ],
         )
         for page in pages
         for number, code in enumerate(BLOCK.findall(page.read_text()), 1)
@@ -220,7 +223,7 @@ def test_every_verdict_is_in_the_table_of_its_page() -> None:
 @pytest.mark.parametrize(
     ("page", "heading"),
     [("ray", "Troubleshooting")]
-    + [(page, "First errors") for page in ("parquet-in-s3", "webdataset", "huggingface", "token-files")],
+    + [(page, "First errors") for page in ("parquet-in-s3", "webdataset", "huggingface", "token-files", "jax")],
 )
 def test_every_message_in_a_table_of_errors_is_one_of_the_code(page: str, heading: str) -> None:
     table = (ROOT / "docs" / f"{page}.md").read_text().partition(f"## {heading}")[2]

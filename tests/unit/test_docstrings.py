@@ -14,8 +14,10 @@ MODULES = [
     ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__") for path in WITH_EXAMPLES
 ]
 
+FACES = ("penstock.torch", "penstock.jax")  # for the latter: tests/on_jax/test_docs.py
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("penstock.torch")])
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith(FACES)])
 def test_the_examples_of_docstrings_run(name: str) -> None:
     ran = doctest.testmod(importlib.import_module(name))
     assert ran.attempted and not ran.failed

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock import DataLoader
-from penstock._fill.cast import FieldCast, FieldMemory
+from penstock._fill.cast import Cast, FieldMemory
 from penstock.errors import CastError, FormatError
 from penstock.formats import FieldInfo, Tokens, _tokens
 from penstock.formats._crc32c import crc32c, masked
@@ -85,7 +85,7 @@ def test_samples_are_those_of_a_plain_loop(
     n = len(samples)
     assert len(tokens) == n
     keys = data.draw(st.lists(st.integers(-n, n - 1), min_size=1, max_size=9))
-    into = FieldMemory(FieldCast((), [((), "float64")], None, True, False), np.empty)
+    into = FieldMemory(Cast((((), "float64"),), False, True).root(), np.empty)
     with mock.patch.object(_tokens, "_SCRATCH", scratch):
         for empty in (np.empty, into):
             assert tokens.__gather__(keys, empty).tolist() == [samples[key] for key in keys]

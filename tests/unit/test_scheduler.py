@@ -65,6 +65,23 @@ class Log:
         return True
 
 
+# What comes next
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_the_next_batches_are_known_as_far_as_they_are_done(in_order: bool) -> None:
+    log = Log(window=6, workers=3, in_order=in_order).after(Opened())
+    assert log.scheduler.deliverable(3) == []
+    log.after(StepFilled(1, 1))
+    assert log.scheduler.deliverable(3) == ([] if in_order else [1])
+    log.after(StepFilled(0, 0), StepFilled(3, 0))
+    assert log.scheduler.deliverable(3) == ([0, 1] if in_order else [1, 0, 3])
+    assert log.scheduler.deliverable(1) == ([0] if in_order else [1])
+    assert log.scheduler.deliverable(0) == []
+    log.after(Bounded(1))  # the others belong to the next run
+    assert log.scheduler.deliverable(3) == [0]
+
+
 # Runs
 
 

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from threading import get_ident
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from penstock._engine.lifetime import EngineLifetime
 from penstock._engine.pace import Pace
@@ -45,8 +45,18 @@ from penstock._work.job import Job
 from penstock.backends import Backend, Bundle, Ended, Failed, Filled, Left, Lost, Outcome
 from penstock.errors import InternalError, LoaderTimeout
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 _LOOK_EVERY = 200_000  # ns between two checks for dead workers: each is a system call
 _LOOK_FOR_OUTAGES = 2.5  # after this many seconds without an outcome, the engine looks for outages
+
+
+class ReceivedEarly(NamedTuple):
+    """Replaces what an outcome holds after its batch was converted, before the caller has asked for it."""
+
+    batch: Any
 
 
 class Engine(EngineLifetime):
@@ -54,6 +64,9 @@ class Engine(EngineLifetime):
 
     With `look_ahead`, steps of the next run may be prefetched. With `bundles`, several small steps may share a task.
     A worker that spends more than `hang` seconds on one step is killed.
+
+    `receive` converts each batch for the caller. It gets the batch and the root array of its slab. The next `early`
+    batches that are done are converted before the caller asks for them.
     """
 
     _finalizer: Any = bool  # for `__del__`, if an interrupt came before the constructor has set it
@@ -68,6 +81,8 @@ class Engine(EngineLifetime):
         look_ahead: bool = False,
         bundles: bool = False,
         hang: float | None = None,
+        receive: Callable[[Any, NDArray[np.uint8]], Any] | None = None,
+        early: int = 0,
         meter: Meter | None = None,
     ) -> None:
         self.job = job  # for workers that are started later
@@ -75,6 +90,7 @@ class Engine(EngineLifetime):
         self._looks = backend.shares_gauges
         self._scheduler = scheduler
         self._retries, self._hang = retries, hang
+        self._receive, self._early = receive, early
         # A worker that has its own steps cannot be replaced: if one is dead, `next` raises, even if a batch is ready.
         self._watch: Callable[[], object] = getattr(backend, "has_dead", bool) if job.assigned else bool
         self._look_again = -math.inf  # when to look for workers that hang
@@ -195,7 +211,10 @@ class Engine(EngineLifetime):
             raise self._turn.closed_error()
         try:
             if self._course.ready:
-                return self._unwrap()
+                answer = self._unwrap()
+                if self._early:
+                    self._receive_early()
+                return answer
             asked = self.stopwatch.ask()
             if asked - self._looked > _LOOK_EVERY:
                 self._looked = asked
@@ -213,6 +232,8 @@ class Engine(EngineLifetime):
                 self._wait(timeout)
                 self.backend.gauges.end_wait(clock())
             self.stopwatch.answer(ready)
+            if self._early and self._answer is not None:
+                self._receive_early()
         except BaseException as error:
             self._end(self._turn.ended_by or f"was ended by {type(error).__name__}")
             raise
@@ -458,11 +479,44 @@ class Engine(EngineLifetime):
         if isinstance(outcome, Failed):
             return StepResult(task, error=outcome.error, worker=outcome.worker)
         try:
-            data = self.backend.open(outcome)
+            data = outcome.held.batch if type(outcome.held) is ReceivedEarly else self._received(outcome)
         except Exception as trouble:
             where = f"While the batch of step {task.step} of epoch {task.epoch} was received."
             return StepResult(task, error=caught(trouble, where), worker=outcome.worker)
         return StepResult(task, data, outcome.rows, mended=outcome.mended, worker=outcome.worker)
+
+    def _received(self, outcome: Filled) -> Any:
+        data = self.backend.open(outcome)
+        return data if self._receive is None else self._receive(data, outcome.root)
+
+    def _receive_early(self) -> None:
+        """Converts the next batches, as far as they are done. An accelerator then has them before they are needed."""
+        course, left = self._course, self._early
+        for at in range(min(left, len(course.ready))):
+            task, outcome = course.ready[at]
+            course.ready[at] = task, self._with_batch(outcome)
+            left -= 1
+        seqs = self._scheduler.deliverable(left)
+        if len(seqs) < left:
+            self._take_in(0)
+            seqs = self._scheduler.deliverable(left)
+        for seq in seqs:
+            outcome = course.filled.get(seq)  # None for a step whose workers died
+            if type(outcome) is Bundle:
+                outcome.steps[:left] = map(self._with_batch, outcome.steps[:left])
+            elif outcome is not None:
+                course.filled[seq] = self._with_batch(outcome)
+            left -= len(outcome.steps) if type(outcome) is Bundle else 1
+            if left <= 0:
+                return
+
+    def _with_batch(self, outcome: Any) -> Any:
+        if type(outcome) is not Filled or type(outcome.held) is ReceivedEarly:
+            return outcome
+        try:
+            return outcome._replace(held=ReceivedEarly(self._received(outcome)))
+        except Exception:
+            return outcome  # the same error is raised again in place of the batch
 
     def _deliver_lost(self, command: commands.DeliverLost) -> None:
         loss, task = self._losses[command.worker], self._course.find(command.seq)

@@ -19,7 +19,7 @@ from penstock._wire.failure import caught
 from penstock._wire.task import Mended, Opening, Raised, Task
 from penstock._work.fetch import Fetch
 from penstock.errors import StateError
-from penstock.plan import ComputedPlan, Draw, SamplerPlan
+from penstock.plan import ComputedPlan, Draw, LocalRows, RowsOfSteps, SamplerPlan
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -59,6 +59,7 @@ class Run:
     - `read_from`: the sampler or stream that the keys come from, if it may have a state.
     - `what`: the name of the sampler or stream in errors.
     - `numbers`: gives each run its number.
+    - `local_rows`: the rows of each step whose keys are drawn; None for all.
     - `seat`: the index of the worker that gets the first step (torch semantics only).
     - `raises_at_once`: if True, an error that ends the run is raised by the `next()` call that tried to draw.
       Otherwise, it is raised after the steps that were drawn before it.
@@ -77,6 +78,7 @@ class Run:
         what: str = "the sampler",
         seat: int = 0,
         raises_at_once: bool = False,
+        local_rows: LocalRows | None = None,
     ) -> None:
         self.number = next(numbers)
         self.epoch = epoch
@@ -90,6 +92,9 @@ class Run:
         self.end: bytes | None = None  # after the end: the mark that the next epoch begins with
         self.ends: dict[int, bytes] = {}  # the same for each worker, if each reads its own stream
         self._numbers = numbers
+        self._local_rows = local_rows
+        if local_rows is not None:
+            keys = keys.of_rows(local_rows) if isinstance(keys, Draw) else RowsOfSteps(keys, local_rows)
         self._keys = keys
         # Several batches are drawn at a time only if the order is known, because drawing has no side effects then.
         bundled = isinstance(keys, Draw) and keys.batched
@@ -104,7 +109,9 @@ class Run:
     def follow(self) -> Run | None:
         """Returns the run for the next epoch, or None if drawing its keys early could have side effects."""
         plan, epoch = None if self.plan is None else self.plan.after(), self.epoch + 1
-        return None if plan is None else Run(self._numbers, epoch, plan.draw(epoch), plan, Begin())
+        if plan is None:
+            return None
+        return Run(self._numbers, epoch, plan.draw(epoch), plan, Begin(), local_rows=self._local_rows)
 
     def draw(self, seq: int, most: int = 1) -> Task | None:
         """Returns a task of up to `most` steps, or None at the end or after an error. `seq` is the task's number."""
@@ -184,6 +191,8 @@ class Feed:
     """True if one worker reads the whole stream. The steps are then done in order, and cannot be repeated."""
     knows_end = False
     """True if the end of an epoch is known when its last step is handed out, without trying to draw another step."""
+    local_rows: LocalRows | None = None
+    """The rows of each step that this process loads. None for all of them."""
 
     history: WeightHistory | None = None
     """The weights of a mixture in this loader. None if the dataset is not a mixture."""
@@ -275,6 +284,8 @@ class Feed:
             return as_index(mended.keys)
         rank, world = self.options.shard
         start = (task.step * world + rank) * (self.options.batch_size or 1)
+        if self.local_rows is not None:
+            return start + np.array(self.local_rows, np.uint64)
         return np.arange(start, start + rows, dtype=np.uint64)
 
     def pad(self, plan: AnyPlan | None, task: Task, mended: Mended | None) -> int:

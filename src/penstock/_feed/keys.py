@@ -258,14 +258,14 @@ class ByKey(Feed):
 
     def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: AnyPlan | None, at: Begin) -> Run:
         if isinstance(plan, ComputedPlan):
-            return Run(numbers, epoch, plan.draw(epoch, at.steps), plan, at)
+            return Run(numbers, epoch, plan.draw(epoch, at.steps), plan, at, local_rows=self.local_rows)
         assert plan is not None
         # A plain sequence draws no random numbers, and seeding the generators takes 50 µs for each batch.
         plain = type(plan.sampler) in (list, tuple, range, np.ndarray)
         reading = Reading(plan.sampler) if plain else _DrawnKeys(plan.sampler, partial(self.drawing, seed, epoch))
         reading.open(at.mark)
         steps = plan.draw(epoch, at.steps, reading.take, reading.read, reading.is_broken)
-        return Run(numbers, epoch, steps, plan, at, read_from=reading)
+        return Run(numbers, epoch, steps, plan, at, read_from=reading, local_rows=self.local_rows)
 
     def replacements(self, plan: AnyPlan | None) -> Order | None:
         # A replacement from elsewhere could be longer than a budget allows, or a document in place of a row of them.
@@ -289,7 +289,7 @@ class ByKey(Feed):
     def pad(self, plan: AnyPlan | None, task: Task, mended: Mended | None) -> int:
         assert plan is not None
         pad = plan.pad(task.epoch, task.step)
-        if pad and mended is not None:
+        if pad and mended is not None and self.local_rows is None:  # otherwise no sample is left out
             rows = len(task.keys) if self.batched else 1
             return sum(row >= rows - pad for row in mended.rows)
         return pad

@@ -65,7 +65,8 @@ class ItemFetch(Fetch):
 
     @staticmethod
     def key(job: Job, task: Task, item: Any, row: int) -> int:
-        """Returns the position of an item in the stream, which is unique, even if items are equal."""
+        """Returns the position of an item in the stream. Positions are unique, but items may be equal."""
+        row = row if job.local_rows is None else job.local_rows[row]
         return job.number(task.step) * job.batch_size + row
 
 
@@ -79,7 +80,9 @@ class ByItem(Stream):
         reading, first = Reading(self.dataset), 0 if at.mark is None else at.mark.read
         items = Calls(partial(self._items, reading, at.mark, first, seed, epoch), first)
         steps = Rest(items, at.steps, first, *self.options.shard, self.options.drop_last, reading.is_broken)
-        return Run(numbers, epoch, steps.simplified(), None, at, read_from=reading, what="the stream")
+        rows = self.local_rows
+        left = steps.simplified()
+        return Run(numbers, epoch, left, None, at, read_from=reading, what="the stream", local_rows=rows)
 
     def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int, number: int) -> Any:
         """Reads the light items of batch `number`, or END. They are the same on all ranks."""

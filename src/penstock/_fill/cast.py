@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,27 +45,39 @@ class Cast:
     fields: tuple[tuple[tuple[str, ...], str | None], ...]
     named: bool
     checked: bool
+    dtypes: tuple[np.dtype[Any], ...] = ()
+    """The dtypes that `fields` may name and that numpy lacks, from another library."""
+    others: tuple[tuple[str, str], ...] = ()
+    """What the dtypes of all other fields become, as pairs of names."""
+    why: str = ""
+    """A sentence that says why, for errors."""
 
     @classmethod
-    def of(cls, dtype: Any, casting: str, allowed: Sequence[str] = DTYPES) -> Cast | None:
-        """Returns the cast for `dtype=` and `casting=`, or None if nothing is converted."""
+    def of(cls, dtype: Any, casting: str, allowed: Sequence[str] = DTYPES, **more: Any) -> Cast | None:
+        """Returns the cast for `dtype=` and `casting=`, or None if nothing is converted. `more`: other fields."""
         if casting not in ("checked", "unsafe"):
             raise ValueError(f'casting must be "checked" or "unsafe", got {casting!r}.')
-        if dtype is None or isinstance(dtype, Cast):  # from penstock.torch, which accepts more names
+        if isinstance(dtype, Cast):  # from a face that accepts more names
             return dtype
+        if dtype is None:
+            return cls((), False, casting == "checked", **more) if more.get("others") else None
         if not isinstance(dtype, Mapping):
-            return cls((((), _name(dtype, allowed)),), False, casting == "checked")
+            return cls((((), _name(dtype, allowed)),), False, casting == "checked", **more)
         fields = {_path(key): None if one is None else _name(one, allowed) for key, one in dtype.items()}
-        return cls(tuple(sorted(fields.items())), True, casting == "checked")
+        return cls(tuple(sorted(fields.items())), True, casting == "checked", **more)
 
     def describe(self) -> Any:
         """Returns the cast as plain data, for a resume state."""
         if not self.named:
-            return self.fields[0][1]
+            return self.fields[0][1] if self.fields else None
         return {".".join(path): name for path, name in self.fields}
 
     def root(self) -> FieldCast:
-        return FieldCast((), self.fields, None, self.checked, self.named)
+        return FieldCast((), self.fields, None, self, self.named)
+
+    def named_dtype(self, name: str) -> np.dtype[Any] | None:
+        """Returns the dtype of this name, or None if numpy arrays cannot have it."""
+        return np.dtype(name) if name in _PLAIN else next((one for one in self.dtypes if one.name == name), None)
 
 
 def _name(dtype: Any, allowed: Sequence[str]) -> str:
@@ -90,21 +103,21 @@ def _path(key: Any) -> tuple[str, ...]:
 class FieldCast:
     """The conversion of one field of a batch, and of the fields inside it."""
 
-    __slots__ = ("_children", "_dtype", "_made", "_named", "_specs", "_targets", "checked", "path")
+    __slots__ = ("_cast", "_children", "_dtype", "_made", "_named", "_specs", "_targets", "checked", "path")
 
     def __init__(
         self,
         path: tuple[str, ...],
         fields: Iterable[tuple[tuple[str, ...], str | None]],
         dtype: str | None,
-        checked: bool,
+        cast: Cast,
         named: bool,
     ) -> None:
         here = [name for rest, name in fields if not rest]
         self.path = path
         self._dtype = here[0] if here else dtype
         self._named = named and bool(here)
-        self.checked = checked
+        self._cast, self.checked = cast, cast.checked
         # The named fields inside this one, by the next key of their path.
         self._children: dict[str, list[tuple[tuple[str, ...], str | None]]] = {}
         for rest, name in fields:
@@ -127,7 +140,7 @@ class FieldCast:
         return [self._made[name] for name in names]
 
     def _make(self, name: str) -> FieldCast:
-        return FieldCast((*self.path, name), self._children.get(name, ()), self._dtype, self.checked, True)
+        return FieldCast((*self.path, name), self._children.get(name, ()), self._dtype, self._cast, True)
 
     def of(self, spec: Spec) -> list[FieldCast]:
         """Returns the conversion for each leaf of a tree. In a `Batch`, only the data is converted."""
@@ -166,10 +179,12 @@ class FieldCast:
         return self._targets[dtype]
 
     def _target(self, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
-        name = self.wanted(dtype.kind, "an array of ", dtype)
-        if name is not None and name not in DTYPES:
+        name = self.wanted(_kind(dtype), "an array of ", dtype)
+        if name is None:
+            name = next((goal for source, goal in self._cast.others if source == dtype.name), None)
+        goal = dtype if name is None else self._cast.named_dtype(name)
+        if goal is None:
             raise CastError(f"{self} is a numpy array, and numpy has no {name}. Make it a tensor.")
-        goal = dtype if name is None else np.dtype(name)
         return None if goal == dtype else goal
 
     def write(self, out: NDArray[Any], source: NDArray[Any], first: int = 0) -> None:
@@ -206,7 +221,7 @@ class FieldCast:
             np.copyto(out, source, casting="unsafe")
             return
         low, high = limits
-        exact = source.dtype.kind == "f" and out.dtype.kind != "f"
+        exact = _kind(source.dtype) == "f" and _kind(out.dtype) != "f"
         if source.flags.c_contiguous:
             out, source = out.reshape(-1), source.reshape(-1)
         unit = source.size // len(source)
@@ -228,16 +243,38 @@ class FieldCast:
         elif -(2**64) < value < 2**64 and value != int(value):
             why = f"{name} holds whole numbers only"
         else:  # NaN too
-            why = f"{name} holds {np.iinfo(name).min} to {np.iinfo(name).max}"
+            bounds = _info(self._cast.named_dtype(name) or np.dtype(name))
+            why = f"{name} holds {bounds.min} to {bounds.max}"
+        chosen = self._dtype is None and bool(self._cast.why)  # by the loader, and not by dtype=
         error = CastError(
-            f"{value!r} in {self} (row {row}) would be lost, because {why}. Change the value, choose another dtype= "
-            'for the field, or allow the loss with casting="unsafe".'
+            f"{value!r} in {self} (row {row}) would be lost, because {why}. {self._cast.why if chosen else ''}"
+            f"{' ' * chosen}Change the value, choose another dtype= for the field, or allow the loss with "
+            'casting="unsafe".'
         )
         error.rows = (row,)
         raise error
 
 
-_UNCHANGED = FieldCast((), (), None, False, False)
+_UNCHANGED = FieldCast((), (), None, Cast((), False, False), False)
+
+_PLAIN = frozenset({*DTYPES, "int16", "uint16", "uint32", "uint64"})
+
+
+@lru_cache(maxsize=256)
+def _info(dtype: np.dtype[Any]) -> Any:
+    """Returns the `finfo` or `iinfo` of a dtype, also of one from another library, such as ml_dtypes."""
+    library: Any = sys.modules[dtype.type.__module__]  # numpy, or where the dtype comes from
+    try:
+        return library.finfo(dtype)
+    except ValueError:
+        return library.iinfo(dtype)
+
+
+def _kind(dtype: np.dtype[Any]) -> str:
+    """Returns numpy's code for the kind of a dtype. A number of another library counts as a float or an integer."""
+    if dtype.type.__module__ == "numpy":
+        return dtype.kind
+    return "f" if hasattr(_info(dtype), "eps") else "i"
 
 
 @lru_cache(maxsize=256)
@@ -248,23 +285,22 @@ def _limits(source: np.dtype[Any], goal: np.dtype[Any]) -> tuple[float, float] |
     """
     if source == goal or source.kind == "b":
         return None
-    if goal.kind == "f":
-        edge = float(np.finfo(goal).max)  # slightly larger values are rounded to it, but `_lost` is exact
-        most = float(np.finfo(source).max) if source.kind == "f" else np.iinfo(source).max
-        return None if most < edge else (-edge, edge)
-    bounds = np.iinfo(goal)
-    if source.kind != "f" and np.iinfo(source).min >= bounds.min and np.iinfo(source).max <= bounds.max:
+    bounds, given = _info(goal), _info(source)
+    if _kind(goal) == "f":
+        low, high = float(bounds.min), float(bounds.max)  # values a little beyond are rounded, but `_lost` is exact
+        return None if low < float(given.min) and float(given.max) < high else (low, high)
+    if _kind(source) != "f" and given.min >= bounds.min and given.max <= bounds.max:
         return None
     return int(bounds.min) - 1, int(bounds.max) + 1
 
 
 def _lost(source: NDArray[Any], out: NDArray[Any], high: float) -> NDArray[np.bool_]:
     lost: NDArray[np.bool_]
-    if out.dtype.kind == "f":
-        lost = np.isinf(out) & np.isfinite(source)
+    if _kind(out.dtype) == "f":
+        lost = np.isfinite(source) & ~np.isfinite(out)
     else:
-        lost = out != source
-        if source.dtype.kind == "f":
+        lost = (out if out.dtype.kind != "V" else out.astype(np.int64)) != source
+        if _kind(source.dtype) == "f":
             # Some processors convert 2.0**63 to the largest int64, and as floats the two are equal.
             lost |= source >= float(high)
     return lost

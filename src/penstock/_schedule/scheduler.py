@@ -115,6 +115,18 @@ class Scheduler:
         """The seq of the first step that is not finished, or None."""
         return next((seq for seq, step in self._steps.items() if step.state is POSTED), None)
 
+    def deliverable(self, most: int) -> list[int]:
+        """Returns the seqs of up to `most` finished steps that will be delivered next, in this order."""
+        found: list[int] = []
+        for seq in self._steps if self._in_order else self._arrived:
+            if len(found) == most or self._steps[seq].state is POSTED:
+                break
+            if self._bound is None or seq < self._bound:
+                found.append(seq)
+            elif self._in_order:
+                break  # the steps from here on belong to the next run
+        return found
+
     @property
     def seats(self) -> list[int]:
         return [*self._crew.seats.values()]
@@ -163,13 +175,8 @@ class Scheduler:
             self._slabs.free(step.slab, out)
 
     def _deliverable(self) -> int | None:
-        for seq in self._steps if self._in_order else self._arrived:
-            if self._bound is not None and seq >= self._bound:
-                if self._in_order:
-                    return None
-                continue  # a step of the next run that is early
-            return None if self._steps[seq].state is POSTED else seq
-        return None
+        found = self.deliverable(1)
+        return found[0] if found else None
 
     def _post(self, out: list[Command]) -> None:
         if self._drained:

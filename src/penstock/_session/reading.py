@@ -223,7 +223,8 @@ class IndexedBatches(SeedReader):
             data = self._deliver(data)
         skipped = [] if mended is None else mended.errors
         sources = None if self._names is None else self._names(task.keys if mended is None else mended.keys)
-        return Batch(data, index, task.epoch, task.step, pad, skipped=skipped, sources=sources)
+        at = {"epoch": task.epoch, "step": task.step, "pad": pad}
+        return self._session.made(data, rows, index=index, **at, skipped=skipped, sources=sources)
 
     __next__ = raises_instead(_batch)
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 from penstock._engine.engine import Engine
 from penstock._engine.turn import INSIDE
-from penstock._feed import Feed
+from penstock._feed import Feed, feed_of
 from penstock._feed.base import AnyPlan, Begin, Run, displayed_settings
+from penstock._feed.keys import refuse_samplers
 from penstock._options import Options, is_int, warn_of_ranks
 from penstock._resume.commits import CommittedEpochs
 from penstock._resume.reading import asked, has_state, known
@@ -38,8 +39,8 @@ from penstock.plan import ComputedPlan, Order
 from penstock.plan._blocks import WINDOW
 from penstock.plan._plan import FirstOpen
 from penstock.plan._seeds import draw_key
-from penstock.source._dataset import to_load_in_parallel
-from penstock.source._nested import fingerprint_of
+from penstock.source._dataset import is_stream, to_load_in_parallel
+from penstock.source._nested import fingerprint_of, method_of
 
 if TYPE_CHECKING:
     from penstock._session.explanation import Explanation
@@ -162,6 +163,10 @@ class SeedSession(Session):
         """Begins the next epoch. The reader's items are `Batch`es."""
         return self.begin(CommitBatches if self.options.commit else IndexedBatches)
 
+    def made(self, data: Any, rows: int, **about: Any) -> Batch[Any]:
+        """Returns the item of `batches()` for a batch of `rows` rows. `about`: the other fields of `Batch`."""
+        return Batch(data, **about)
+
     def commit(self, batch: Batch[Any]) -> None:
         if not isinstance(self.epochs, CommittedEpochs):
             raise ValueError("commit() needs a loader with commit=True: without it, batches count when handed out.")
@@ -270,6 +275,7 @@ class SeedSession(Session):
             shard=options.shard,
             batched=batched,
             batch_size=options.batch_size or 1,
+            local_rows=self.feed.local_rows,
             on_error=options.on_error,
             order=self._order,
             cast=options.cast,
@@ -563,3 +569,14 @@ def _planned(feed: Feed, epochs: Epochs, reweighed: list[tuple[int, int]]) -> di
     from penstock._session.planned import planned  # late: few programs need it
 
     return planned(feed, epochs, reweighed)
+
+
+def feed_for(dataset: Any, given: dict[str, Any]) -> Feed:
+    """Checks the arguments of a loader, and returns its feed.
+
+    The feed obtains samples by key, from a stream, or from the light items of a stream. It makes the plan of each
+    epoch, draws its steps, and says how a worker fetches the samples of a step.
+    """
+    options = Options.resolve(is_stream=is_stream(dataset), **given)
+    refuse_samplers(dataset, given["sampler"], given["batch_sampler"])
+    return feed_of(dataset, options, has_load=hasattr(dataset, "load"))

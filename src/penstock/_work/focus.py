@@ -39,6 +39,8 @@ class Focus(Source):
         self.loop: KeyLoop | None = None  # set while samples are fetched one by one
         self.naming = job.fetch
         self._rank, self._world = job.shard
+        if job.local_rows is not None:
+            self._rank, self._world = job.local_rows[0], job.batch_size
         self._who, self._generators = who, generators
 
     def begin(self, task: Task, gauge: Gauge | NoGauge) -> None:
@@ -50,7 +52,7 @@ class Focus(Source):
         self.loop = self.part = None
         # A loop over `each` that was left early because of an error, which will name the loop's current sample.
         self._left: KeyLoop | None = None
-        number = self._drawing = task.step * self._world + self._rank  # the same as `job.number`, without a call
+        number = self._drawing = task.step * self._world + self._rank  # the same as `job.drawing`, without a call
         if self.rngs:
             self.rngs.clear()
         if self.seeds:

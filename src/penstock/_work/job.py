@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock._wire.task import Task
     from penstock._work.fetch import Fetch
     from penstock._work.outcomes import AtEnd, Done, Errored
+    from penstock.plan import LocalRows
     from penstock.plan._order import Order
 
 
@@ -51,6 +52,7 @@ class Job:
     shard: tuple[int, int] = (0, 1)  # the rank that this crew works for, and the number of ranks
     batched: bool = True
     batch_size: int = 1  # samples in each step of a stream, except the last
+    local_rows: LocalRows | None = None  # the rows of each step that this crew makes; None for all
     on_error: str = "raise"
     order: Order | None = None  # replacements are drawn from this order, or from the step itself if it is None
     cast: Cast | None = None  # how the numbers in a batch are converted
@@ -62,3 +64,10 @@ class Job:
         """Returns a step's index among the steps of all ranks, so that each rank has its own random numbers."""
         rank, world = self.shard
         return step * world + rank
+
+    def drawing(self, step: int) -> int:
+        """Returns the number from which the global generators of a step are seeded.
+
+        Crews that make other rows of the step have other numbers. Two crews have the same rows, or none in common.
+        """
+        return self.number(step) if self.local_rows is None else step * self.batch_size + self.local_rows[0]

@@ -75,8 +75,8 @@ class Runner:
         self._broken = at, kept, kept.__traceback__
 
     def borrowed(self, task: Task) -> Loan:
-        """Returns a loan of the caller's global random generators, seeded for the task."""
-        return self._generators.borrowed(task.epoch, self._job.number(task.step))
+        """Returns a loan (temporary use) of the caller's global random generators, seeded for the task."""
+        return self._generators.borrowed(task.epoch, self._job.drawing(task.step))
 
     # One task.
 

@@ -109,8 +109,9 @@ class SampleFetcher:
         import_whole("penstock._work.seeding")
         from penstock._work.seeding import REPLACE  # late: see InlineBackend
 
-        order = self._job.order
-        number = mix(self._job.seed, task.epoch, self._job.number(task.step), row, attempt, REPLACE)
+        order, rows = self._job.order, self._job.local_rows
+        of = self._job.number(task.step), row if rows is None else rows[row]
+        number = mix(self._job.seed, task.epoch, *of, attempt, REPLACE)
         if order is None:
             return plain(task.keys)[number % len(task.keys)]
         return order.at(task.epoch, np.array([number % order.size(task.epoch)])).tolist()[0]

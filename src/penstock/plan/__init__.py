@@ -2,7 +2,18 @@
 
 from penstock.plan._blocks import BlockOrder
 from penstock.plan._order import Drawn, Order, Permutation, Selected, Sequential, Shuffled, Weighted
-from penstock.plan._plan import END, Calls, ComputedPlan, Draw, OrderPlan, Plan, Rest, SamplerPlan
+from penstock.plan._plan import (
+    END,
+    Calls,
+    ComputedPlan,
+    Draw,
+    LocalRows,
+    OrderPlan,
+    Plan,
+    Rest,
+    RowsOfSteps,
+    SamplerPlan,
+)
 from penstock.plan._samplers import (
     BatchSampler,
     BlockSampler,
@@ -25,12 +36,14 @@ __all__ = [
     "DistributedSampler",
     "Draw",
     "Drawn",
+    "LocalRows",
     "Order",
     "OrderPlan",
     "Permutation",
     "Plan",
     "RandomSampler",
     "Rest",
+    "RowsOfSteps",
     "Sampler",
     "SamplerPlan",
     "Selected",

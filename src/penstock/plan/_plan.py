@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _Take = Callable[[int], list[Any]]
 
+LocalRows = tuple[int, ...]
+"""The rows of each step that this process loads, in ascending order, where processes split steps among them."""
+
 
 class Plan(Protocol):
     """Gives the keys of each step of an epoch.
@@ -317,9 +320,13 @@ class OrderPlan(ComputedPlan):
 
     def block(self, epoch: int, first: int, last: int) -> NDArray[np.int64]:
         """Returns the keys of steps `first` to `last - 1` in one array. Only the epoch's last step may be short."""
+        return self.block_of_rows(epoch, first, last, np.arange(self._size))
+
+    def block_of_rows(self, epoch: int, first: int, last: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Like `block`, but returns only the keys of these rows of each step, and computes no others."""
         begin, end = self._position(first, epoch), self._position(last, epoch)
         starts = np.arange(begin, end, self._stride, dtype=np.int64)
-        positions = (starts[:, None] + np.arange(self._size)).ravel()
+        positions = (starts[:, None] + rows).ravel()
         n = self.order.size(epoch)
         if positions.size and positions[-1] >= n:
             positions = positions % n if self.padded else positions[positions < n]
@@ -353,18 +360,23 @@ class OrderPlan(ComputedPlan):
 class Draw:
     """An iterator over the steps of an epoch, which can also take several steps at once.
 
-    >>> from penstock.plan import OrderPlan, Sequential
-    >>> steps = OrderPlan(Sequential(5), batch_size=2).draw(epoch=0)  # a Draw
-    >>> next(steps).tolist()
-    [0, 1]
+    With `rows`, each step has only the keys of these rows of it.
     """
 
-    def __init__(self, plan: OrderPlan, epoch: int, start: int) -> None:
+    def __init__(self, plan: OrderPlan, epoch: int, start: int, rows: LocalRows | None = None) -> None:
         self._plan, self._epoch, self._step, self._steps = plan, epoch, start, plan.steps(epoch)
-        self.batched, self._size = plan.batch_size is not None, plan.batch_size or 1
+        self.batched = plan.batch_size is not None
+        self._size = (plan.batch_size or 1) if rows is None else len(rows)
+        self._rows = None if rows is None else np.array(rows, np.int64)
         self._at_once = plan.at_once
         self._keys: NDArray[np.int64] = np.empty(0, np.int64)
         self._at = 0
+
+    def of_rows(self, rows: LocalRows) -> Iterator[Any]:
+        """Returns an iterator over the steps that are left, with the keys of these rows."""
+        if type(self._plan) is not OrderPlan:  # one that computes whole steps
+            return RowsOfSteps(self, rows)
+        return Draw(self._plan, self._epoch, self._step, rows)
 
     def __iter__(self) -> Draw:
         return self
@@ -381,12 +393,25 @@ class Draw:
             if self._step >= self._steps:
                 raise StopIteration
             last = min(self._step + self._at_once, self._steps)
-            self._keys = self._plan.block(self._epoch, self._step, last)
+            steps = self._epoch, self._step, last
+            rows = self._rows
+            self._keys = self._plan.block(*steps) if rows is None else self._plan.block_of_rows(*steps, rows)
             at, left = 0, len(self._keys)
         count = min(most, left // size) or 1  # an incomplete last step is taken alone
         self._step += count
         self._at = min(at + count * size, at + left)
         return self._keys[at : self._at], count
+
+
+class RowsOfSteps(Iterator[Any]):
+    """An iterator over the keys of some rows of each step. Unlike a generator, it continues after an exception."""
+
+    def __init__(self, steps: Iterator[Any], rows: LocalRows) -> None:
+        self._steps, self._rows = steps, list(rows)
+
+    def __next__(self) -> Any:
+        keys = next(self._steps)
+        return keys[self._rows] if isinstance(keys, np.ndarray) else [keys[row] for row in self._rows]
 
 
 @dataclass(frozen=True, slots=True)
