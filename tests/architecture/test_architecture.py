@@ -292,7 +292,7 @@ def test_only_one_place_raises_stop_iteration_to_a_caller() -> None:
 
 # Iterators of which no error of the user's comes out: those of the pure parts, of tests, and one that asks another.
 OWN_NEXT = {"plan/_plan.py", "testing/_sources.py", "testing/_loading.py"}
-OWN_NEXT |= {"torch/_iterators.py: Seeded", "torch/_iterators.py: _ClosedBatches"}
+OWN_NEXT |= {f"torch/_iterators.py: {name}" for name in ("Seeded", "_ClosedBatches", "_Unprofiled")}
 
 
 def test_every_iterator_raises_through_that_place() -> None:

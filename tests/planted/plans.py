@@ -760,9 +760,9 @@ BUGS = [
     Bug(
         "a replaced __next__ of torch's iterators is not called",
         "torch parity",
-        "torch/_private.py",
-        "return kind.__next__ is _NEXT and not is_profiled()",
-        "return not is_profiled()",
+        "torch/_iterators.py",
+        ' or getattr(theirs, "__func__", None) is not private.NEXT:',
+        ":",
         _KEYS,
         "What the program has put around each batch does not run.",
     ),

@@ -34,15 +34,7 @@ is_profiled: Any = _autograd._profiler_enabled
 BaseIterator: Any = _dataloader._BaseDataLoaderIter
 InlineIterator: Any = _dataloader._SingleProcessDataLoaderIter
 WorkersIterator: Any = _dataloader._MultiProcessingDataLoaderIter
-_NEXT = BaseIterator.__next__
-
-
-def takes_plainly(kind: Any) -> bool:
-    """True if `__next__` of one of torch's iterator classes need not be called: see `_iterators.py`.
-
-    It adds a range to a profile, which takes 12 us also if there is no profiler, and warns of the length of streams.
-    """
-    return kind.__next__ is _NEXT and not is_profiled()
+NEXT: Any = BaseIterator.__next__
 
 
 def is_stream(loader: Any) -> bool:
