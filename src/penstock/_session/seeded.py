@@ -40,7 +40,7 @@ from penstock.plan._blocks import WINDOW
 from penstock.plan._plan import FirstOpen
 from penstock.plan._seeds import draw_key
 from penstock.source._dataset import is_stream, to_load_in_parallel
-from penstock.source._nested import fingerprint_of, method_of
+from penstock.source._nested import fingerprint_of
 
 if TYPE_CHECKING:
     from penstock._session.explanation import Explanation
