@@ -30,7 +30,7 @@ VARIANTS = {
     "torch line": "torch's DataLoader, loader=",
     "swap": "penstock.torch",
     "line": "penstock.torch, loader=",
-    "shrink": "penstock.torch, loader= with shrink=True",
+    "inexact": "penstock.torch, loader= with exact=False",
 }
 
 
@@ -80,8 +80,8 @@ def program(folder: Path, variant: str, batch: int) -> Any:
             Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]),
         ]
     )
-    line = {"loader": penstock.image.loader(shrink=variant == "shrink")}
-    dataset = ImageFolder(folder, transform, **(line if variant in ("torch line", "line", "shrink") else {}))
+    line = {"loader": penstock.image.loader(exact=variant != "inexact")}
+    dataset = ImageFolder(folder, transform, **(line if variant in ("torch line", "line", "inexact") else {}))
     kind = torch.utils.data.DataLoader if variant.startswith("torch") else penstock.torch.DataLoader
     return kind(dataset, batch_size=batch, shuffle=True, num_workers=WORKERS, persistent_workers=True, drop_last=True)
 

@@ -876,7 +876,7 @@ BUGS = [
     Bug(
         "a batch has rows that no decoder wrote",
         "tars",
-        "formats/_tar.py",
+        "formats/_decoders.py",
         "if any(written[field] < len(samples) for field in outs):",
         "if False:",
         ("unit/test_formats_tar.py",),
