@@ -284,8 +284,10 @@ def test_decode_needs_rows_that_are_read_directly() -> None:
     dataset, _ = with_images()
     with pytest.raises(ValueError, match="decode= needs a dataset without a format, but its format is 'torch'"):
         HuggingFace(dataset.with_format("torch"), decode={"image": loader()})
+    others = dataset.rename_columns({"image": "second", "label": "other"})
+    two = datasets.concatenate_datasets([dataset, others], axis=1)
     with pytest.raises(ValueError, match=r"decode= names only 'image', but the dataset must also decode 'second'"):
         HuggingFace(
-            dataset.add_column("second", dataset["image"]).cast_column("second", datasets.Image()),
+            two,
             decode={"image": None},
         )

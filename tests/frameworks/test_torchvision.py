@@ -1,4 +1,4 @@
-"""`loader=penstock.image.loader()` in torchvision's and timm's datasets: the same tensors as with their own loader."""
+"""`loader=penstock.image.loader()` with torchvision and timm: the same tensors as with their own loader."""
 
 from __future__ import annotations
 

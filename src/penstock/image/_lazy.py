@@ -15,9 +15,6 @@ from penstock._memory.guests import tensor_functions
 from penstock._pixels import GetScratch, Jpeg, Pixels, formats
 from penstock.image._transform import decoder_scratch
 
-Edges = tuple[float, float, float, float]
-"""The left, upper, right and lower edge of a part of an image, in pixels."""
-
 _MODES = {Image.Resampling.BILINEAR: "bilinear", Image.Resampling.BICUBIC: "bicubic"}
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from penstock._memory.guests import tensor_functions
 from penstock._pixels import Pixels
-from penstock.image._lazy import JpegFile, LazyImage, Excerpt, fresh, rgb_by_pillow
+from penstock.image._lazy import Excerpt, JpegFile, LazyImage, fresh, rgb_by_pillow
 
 Kind = Literal["pil", "numpy", "tensor", "tv_tensor"]
 FileOrBytes = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes]
