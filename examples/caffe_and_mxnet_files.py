@@ -31,10 +31,10 @@ TRAINING, TESTING, SIDE = 1_500, 300, 40
 
 def picture(rng: np.random.Generator, shape: str) -> Image.Image:
     """A bright shape of random size, place and colour on dark noise."""
-    noise = rng.integers(0, 220, (SIDE, SIDE, 3)).astype(np.uint8)
+    noise = rng.integers(0, 120, (SIDE, SIDE, 3)).astype(np.uint8)
     image = Image.fromarray(noise)
     draw = ImageDraw.Draw(image)
-    radius = int(rng.integers(5, 13))
+    radius = int(rng.integers(6, 13))
     x, y = (int(place) for place in rng.integers(radius + 2, SIDE - radius - 2, 2))
     color = tuple(int(part) for part in rng.integers(150, 256, 3))
     box = (x - radius, y - radius, x + radius, y + radius)
