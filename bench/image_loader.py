@@ -144,6 +144,32 @@ def measure(folder: Path, batch: int, epochs: int, rounds: int, variants: list[s
     return found
 
 
+def pixels(files: list[Path]) -> None:
+    """Prints how far `exact=False` is from Pillow, in steps of 255."""
+    import torch
+
+    declare_operators()
+    from torchvision.transforms import CenterCrop, Compose, InterpolationMode, RandomResizedCrop, Resize
+
+    import penstock.image
+
+    load, default = penstock.image.loader(exact=False), penstock.image.loader()
+    for mode in (InterpolationMode.BILINEAR, InterpolationMode.BICUBIC):
+        training = RandomResizedCrop(224, interpolation=mode)
+        evaluation = Compose([Resize(256, interpolation=mode), CenterCrop(224)])
+        for name, transform in (("training", training), ("evaluation", evaluation)):
+            differences = []
+            for number, path in enumerate(files[:32]):
+                both = []
+                for read in (load, default):
+                    torch.manual_seed(number)
+                    both.append(np.asarray(transform(read(path))).astype(int))
+                differences.append(np.abs(both[0] - both[1]))
+            found = np.concatenate([each.ravel() for each in differences])
+            share = (found > 4).mean()
+            print(f"{mode.value} {name}: mean {found.mean():.2f}, max {found.max()}, above 4: {share:.2%}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--sizes", default=",".join(SIZES), help="some of: " + ", ".join(SIZES))
@@ -151,6 +177,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.5, help="of one round of the slowest, about")
     parser.add_argument("--folder", type=Path, help="keeps the files there")
+    parser.add_argument("--pixels", action="store_true", help="compares pixels instead of measuring")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--variant")
@@ -167,6 +194,10 @@ def main() -> None:
             files = sorted(folder.rglob("*.jpg"))
             each = sum(path.stat().st_size for path in files) / len(files)
             batch = min(given.batch, count)
+            if given.pixels:
+                print(f"\n{size}")
+                pixels(files)
+                continue
             found = measure(folder, batch, 1, given.rounds, given.variants.split(","))
             report(f"{size}, {each / 1000:,.0f} kB a file, batches of {batch}", found)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024

@@ -3,9 +3,9 @@
     python examples/hf_trainer.py
 
 It needs `pip install "penstock[torch,huggingface]" transformers accelerate`, and takes about half a minute. A tiny
-GPT-2 learns arithmetic ("12+30=42") from a dataset on disk, three times: with the Trainer as it is; after
-`penstock.torch.enable()`, which gives the same losses; and with a loader of penstock's, which reads rows straight from
-the Arrow files, and whose order depends only on its seed.
+GPT-2 learns sums ("12+30=42") from a dataset on disk, three times: with the Trainer as it is; after
+`penstock.torch.enable()`, which gives the same losses; and with a loader of penstock's, which reads rows directly
+from the Arrow files, and whose order depends only on its seed.
 """
 
 from __future__ import annotations
