@@ -22,7 +22,12 @@ import numpy as np
 
 ROOT = Path(__file__).parent.parent
 WORKERS, BATCH = 2, 64
-SIZES = {"375 x 500": (375, 500, 512), "768 x 1024": (768, 1024, 256), "3024 x 4032": (3024, 4032, 32)}
+SIZES = {
+    "375 x 500": (375, 500, 512),
+    "768 x 1024": (768, 1024, 256),
+    "1536 x 2048": (1536, 2048, 64),
+    "3024 x 4032": (3024, 4032, 32),
+}
 """Height and width, and how many files of this size there are."""
 
 VARIANTS = {
