@@ -19,7 +19,7 @@
 ##   planted              plants bugs, and checks that tests find each of them: BUGS=memory             10 minutes
 ##   soak                 kills workers, runs random histories: PENSTOCK_SOAK=600 (seconds)             3 minutes
 ##   fuzz                 attacks every parser with mutated bytes: TARGETS="tar lmdb" MINUTES=5         20 minutes
-##   frameworks           accelerate, Lightning, Hugging Face                          420 MB           1 minute
+##   frameworks           accelerate, Lightning, Hugging Face, torchvision, timm       430 MB           3 minutes
 ##   examples             the GPT that is killed and continues elsewhere, and the loader for torchtitan  2 minutes
 ##   browser              the report in chromium, a trace in Perfetto                                   1 minute
 ##   resuming             what other loaders do when they resume                       2 GB             10 minutes
@@ -141,7 +141,8 @@ unknown-group:
 	@echo "make group NAME=...: there is no group '$(NAME)'. The groups are: $(GROUPS). \`make help\` describes them." >&2
 	@exit 2
 
-# Runs of accelerate, Lightning, and Hugging Face's Trainer and datasets.
+# Runs of accelerate, Lightning, and Hugging Face's Trainer and datasets; images for torchvision and timm; the examples
+# that need these.
 frameworks: $(VENV)/.frameworks
 	$(BIN)/python -m pytest tests/frameworks
 
@@ -251,6 +252,7 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m bench.packing
 	$(BIN)/python -m bench.budgets
 	$(BIN)/python -m bench.language
+	$(BIN)/python -m bench.image_loader
 
 # penstock.jax beside Grain's path to the device. The machine must be quiet.
 bench-jax: $(JAX)/.installed

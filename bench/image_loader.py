@@ -22,7 +22,12 @@ import numpy as np
 
 ROOT = Path(__file__).parent.parent
 WORKERS, BATCH = 2, 64
-SIZES = {"375 x 500": (375, 500, 512), "768 x 1024": (768, 1024, 256), "3024 x 4032": (3024, 4032, 32)}
+SIZES = {
+    "375 x 500": (375, 500, 512),
+    "768 x 1024": (768, 1024, 256),
+    "1536 x 2048": (1536, 2048, 64),
+    "3024 x 4032": (3024, 4032, 32),
+}
 """Height and width, and how many files of this size there are."""
 
 VARIANTS = {
@@ -30,7 +35,7 @@ VARIANTS = {
     "torch line": "torch's DataLoader, loader=",
     "swap": "penstock.torch",
     "line": "penstock.torch, loader=",
-    "shrink": "penstock.torch, loader= with shrink=True",
+    "inexact": "penstock.torch, loader= with exact=False",
 }
 
 
@@ -80,8 +85,8 @@ def program(folder: Path, variant: str, batch: int) -> Any:
             Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]),
         ]
     )
-    line = {"loader": penstock.image.loader(shrink=variant == "shrink")}
-    dataset = ImageFolder(folder, transform, **(line if variant in ("torch line", "line", "shrink") else {}))
+    line = {"loader": penstock.image.loader(exact=variant != "inexact")}
+    dataset = ImageFolder(folder, transform, **(line if variant in ("torch line", "line", "inexact") else {}))
     kind = torch.utils.data.DataLoader if variant.startswith("torch") else penstock.torch.DataLoader
     return kind(dataset, batch_size=batch, shuffle=True, num_workers=WORKERS, persistent_workers=True, drop_last=True)
 
@@ -144,6 +149,32 @@ def measure(folder: Path, batch: int, epochs: int, rounds: int, variants: list[s
     return found
 
 
+def pixels(files: list[Path]) -> None:
+    """Prints how far `exact=False` is from Pillow, in steps of 255."""
+    import torch
+
+    declare_operators()
+    from torchvision.transforms import CenterCrop, Compose, InterpolationMode, RandomResizedCrop, Resize
+
+    import penstock.image
+
+    load, default = penstock.image.loader(exact=False), penstock.image.loader()
+    for mode in (InterpolationMode.BILINEAR, InterpolationMode.BICUBIC):
+        training = RandomResizedCrop(224, interpolation=mode)
+        evaluation = Compose([Resize(256, interpolation=mode), CenterCrop(224)])
+        for name, transform in (("training", training), ("evaluation", evaluation)):
+            differences = []
+            for number, path in enumerate(files[:32]):
+                both = []
+                for read in (load, default):
+                    torch.manual_seed(number)
+                    both.append(np.asarray(transform(read(path))).astype(int))
+                differences.append(np.abs(both[0] - both[1]))
+            found = np.concatenate([each.ravel() for each in differences])
+            share = (found > 4).mean()
+            print(f"{mode.value} {name}: mean {found.mean():.2f}, max {found.max()}, above 4: {share:.2%}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--sizes", default=",".join(SIZES), help="some of: " + ", ".join(SIZES))
@@ -151,6 +182,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.5, help="of one round of the slowest, about")
     parser.add_argument("--folder", type=Path, help="keeps the files there")
+    parser.add_argument("--pixels", action="store_true", help="compares pixels instead of measuring")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--variant")
@@ -167,6 +199,10 @@ def main() -> None:
             files = sorted(folder.rglob("*.jpg"))
             each = sum(path.stat().st_size for path in files) / len(files)
             batch = min(given.batch, count)
+            if given.pixels:
+                print(f"\n{size}")
+                pixels(files)
+                continue
             found = measure(folder, batch, 1, given.rounds, given.variants.split(","))
             report(f"{size}, {each / 1000:,.0f} kB a file, batches of {batch}", found)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024

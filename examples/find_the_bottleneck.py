@@ -2,7 +2,7 @@
 
     python examples/find_the_bottleneck.py
 
-It needs only penstock, and takes about ten seconds. Each run reads the same 2,000 recordings, prints what
+It needs only penstock, and takes about 20 seconds. Each run reads the same 4,000 recordings, prints what
 `loader.stats()` says, and the next run does what the verdict advised. The last page is in bottleneck.html.
 """
 
@@ -20,7 +20,7 @@ import penstock
 
 
 class Recordings(penstock.Dataset):
-    """Sample i is file i of a slow store. Reading one takes 3 ms, and one in 200 takes a quarter of a second."""
+    """Sample i is file i of a slow store. Reading one takes 2 ms, and one in 400 takes a quarter of a second."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.paths = [folder / f"{number:04}.npy" for number in range(count)]
@@ -29,7 +29,7 @@ class Recordings(penstock.Dataset):
         return len(self.paths)
 
     def __getitem__(self, key: int) -> Any:
-        time.sleep(0.25 if key % 200 == 77 else 0.003)  # the store
+        time.sleep(0.25 if key % 400 == 77 else 0.002)  # the store
         return np.load(self.paths[key])
 
 
@@ -56,13 +56,13 @@ def run(title: str, dataset: Recordings, **settings: Any) -> float:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        dataset = Recordings(Path(folder), 2_000)
+        dataset = Recordings(Path(folder), 4_000)
         for number, path in enumerate(dataset.paths):
             np.save(path, np.full((100, 64), number, np.float32))
         before = run("As it was", dataset)
-        run("With a worker", dataset, num_workers=1)
-        run("With 16 threads", dataset, num_workers=16, backend="thread")
-        after = run("With a longer queue", dataset, num_workers=16, backend="thread", prefetch_factor=8)
+        # What a verdict says depends on the machine. These runs do what the verdicts said on ours.
+        run("With threads", dataset, num_workers=10, backend="thread")
+        after = run("With a longer queue", dataset, num_workers=10, backend="thread", prefetch_factor=8)
     print(f"{before / after:.1f} times as fast. bottleneck.html shows the last run.")
 
 

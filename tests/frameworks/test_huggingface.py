@@ -21,6 +21,7 @@ from same import same
 from penstock import DataLoader, StateError
 from penstock.errors import SampleTooLarge
 from penstock.formats import HuggingFace
+from penstock.image import Transform, loader
 
 # Of datasets itself, with this version of pyarrow.
 pytestmark = pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")
@@ -236,3 +237,55 @@ def test_an_image_that_is_too_large_is_not_decoded(many: bool) -> None:
             copied.__getitems__([0, 1])
     assert HuggingFace(data.dataset)[1]["n"] == 1
     assert HuggingFace(data.dataset.select_columns(["n"]), max_sample_bytes=1)[1]["n"] == 1
+
+
+# Columns of images that penstock decodes.
+
+
+def with_images(count: int = 6) -> tuple[Any, list[bytes]]:
+    files = [encoded(picture(40, 50, seed)) for seed in range(count)]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    columns = {"image": [{"bytes": data, "path": None} for data in files], "label": list(range(count))}
+    return datasets.Dataset.from_dict(columns, features=features), files
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_images_are_decoded_by_a_transform_straight_from_the_table(settings: dict[str, Any]) -> None:
+    dataset, files = with_images()
+    transform = Transform(resize=(20, 20), dtype="uint8", train=False)
+    data = HuggingFace(dataset.select([4, 2, 0]), decode={"image": transform})
+    assert data.is_direct
+    with DataLoader(data, batch_size=3, **settings) as loader:
+        (batch,) = loader
+    assert batch["label"].tolist() == [4, 2, 0]
+    assert all(np.array_equal(row, transform(files[key])) for row, key in zip(batch["image"], [4, 2, 0], strict=True))
+
+
+def test_images_are_read_by_a_loader_of_pil_images() -> None:
+    dataset, files = with_images()
+    data = HuggingFace(dataset, decode={"image": loader()})
+    assert np.array_equal(np.asarray(data[3]["image"]), np.asarray(dataset[3]["image"]))
+    assert HuggingFace(dataset, decode={"image": None})[3]["image"] == files[3]
+
+
+def test_images_that_are_files_are_read_from_there(tmp_path: Path) -> None:
+    for seed in range(2):
+        (tmp_path / f"{seed}.jpg").write_bytes(encoded(picture(40, 50, seed)))
+    paths = sorted(map(str, tmp_path.iterdir()))
+    dataset = datasets.Dataset.from_dict({"image": paths}).cast_column("image", datasets.Image())  # as "imagefolder"
+    data = HuggingFace(dataset, decode={"image": loader("numpy")})
+    for row in range(2):
+        assert np.array_equal(data[row]["image"], np.asarray(dataset[row]["image"]))
+
+
+def test_decode_needs_rows_that_are_read_directly() -> None:
+    dataset, _ = with_images()
+    with pytest.raises(ValueError, match="decode= needs a dataset without a format, but its format is 'torch'"):
+        HuggingFace(dataset.with_format("torch"), decode={"image": loader()})
+    others = dataset.rename_columns({"image": "second", "label": "other"})
+    two = datasets.concatenate_datasets([dataset, others], axis=1)
+    with pytest.raises(ValueError, match=r"decode= names only 'image', but the dataset must also decode 'second'"):
+        HuggingFace(
+            two,
+            decode={"image": None},
+        )

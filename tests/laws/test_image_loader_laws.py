@@ -159,6 +159,8 @@ def outcome(image: Image.Image, program: list[Any]) -> Any:
 @example("JPEG 4:2:0", [("crop", (3, 5, 50, 40)), ("resize", (20, 20), Image.Resampling.BILINEAR)])
 @example("JPEG EXIF 6", [("upright",), ("crop", (3, 5, 50, 40))])
 @example("JPEG 4:4:4", [("note",), ("crop", (3, 5, 50, 40))])
+@example("JPEG 4:4:4", [("paint",), ("crop", (0, 0, 50, 40))])
+@example("JPEG 4:4:4", [("crop", (9, 9, 80, 60)), ("crop", (3, 5, 50, 40))])
 def test_the_result_of_any_program_is_that_of_pillow(kind: str, program: list[Any]) -> None:
     with warnings.catch_warnings(record=True) as expected_warnings:
         warnings.simplefilter("always")

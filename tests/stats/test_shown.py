@@ -175,6 +175,7 @@ def test_of_a_long_path_the_end_is_kept(path: str) -> None:
 
 
 def test_workers_say_that_pil_opens_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "penstock._pixels", raising=False)
     for there in (False, True):
         if there:
             monkeypatch.setitem(sys.modules, "PIL.JpegImagePlugin", ModuleType("PIL.JpegImagePlugin"))
@@ -183,6 +184,10 @@ def test_workers_say_that_pil_opens_images(monkeypatch: pytest.MonkeyPatch) -> N
         with penstock.DataLoader(range(8), num_workers=1, backend="thread", seed=0) as loader:
             assert len(list(loader)) == 8
         assert [worker.pil for worker in loader.stats().life.workers] == [there]
+    monkeypatch.setitem(sys.modules, "penstock._pixels", ModuleType("penstock._pixels"))
+    with penstock.DataLoader(range(8), num_workers=1, backend="thread", seed=0) as loader:
+        assert len(list(loader)) == 8
+    assert [worker.pil for worker in loader.stats().life.workers] == [False]
 
 
 # Epochs.

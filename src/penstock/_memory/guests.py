@@ -163,10 +163,10 @@ def meet_imported() -> None:
             guest_in(name)
 
 
-def as_tensor(array: Any) -> Any:
-    """Returns a torch tensor that shares the memory of a numpy array."""
+def tensor_functions() -> Any:
+    """Returns penstock's module of functions from arrays to tensors. Imports torch."""
     guest_in("torch")
-    return import_module(GUESTS["torch"]).as_tensor(array)
+    return import_module("penstock.torch._arrays")
 
 
 def limit_threads(most: int) -> None:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import io
 from functools import cached_property
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
+import cv2
 import numpy as np
 from PIL import Image
 
+from penstock._memory.guests import tensor_functions
 from penstock._pixels import GetScratch, Jpeg, Pixels, formats
 from penstock.image._transform import decoder_scratch
 
-Corners = tuple[float, float, float, float]
-"""The left, upper, right and lower edge of a part of an image, in pixels."""
-
-GAP = 2
-"""How many times larger than wanted an image must be after it was decoded at a reduced size."""
+_MODES = {Image.Resampling.BILINEAR: "bilinear", Image.Resampling.BICUBIC: "bicubic"}
 
 
 def rgb_by_pillow(file: Any) -> Image.Image:
@@ -26,70 +24,96 @@ def rgb_by_pillow(file: Any) -> Image.Image:
         return image.convert("RGB")
 
 
-class JpegFile:
-    """The bytes of a JPEG, of which parts are decoded. Raises ValueError for a JPEG that is left to Pillow."""
+def fresh(nbytes: int) -> Pixels:
+    return np.empty(nbytes, np.uint8)
 
-    def __init__(self, data: bytes, name: object, shrink: bool) -> None:
+
+class JpegFile:
+    """The bytes of a JPEG, of which parts are decoded. Raises ValueError for a JPEG that is left to Pillow.
+
+    If it is not `exact`, parts may be decoded at a reduced size, and resized by torch.
+    """
+
+    def __init__(self, data: bytes, name: object, exact: bool) -> None:
         self._jpeg = Jpeg(data, "rgb", name, None)
         self.height, self.width = self._jpeg.stored
         if Image.MAX_IMAGE_PIXELS is not None and self.height * self.width > Image.MAX_IMAGE_PIXELS:
             raise ValueError("left to Pillow, which warns of such images, or refuses them")
-        self._name, self._shrink = name, shrink
+        self._name, self._exact = name, exact
 
     @cached_property
     def info(self) -> dict[Any, Any]:
         with Image.open(io.BytesIO(self._jpeg.data), formats=("JPEG",)) as image:
             return image.info
 
-    def pixels(self, part: Corners, memory: GetScratch = decoder_scratch) -> Pixels:
-        """Decodes a part, whose edges are whole numbers. A damaged file is left to Pillow."""
-        left, upper, right, lower = map(int, part)
+    def pixels(self, part: Excerpt, memory: GetScratch) -> Pixels:
+        """Decodes a part. A damaged file is left to Pillow."""
         try:
-            decoded = self._jpeg.decode(lower, 1, "rgb", memory)
+            decoded = self._jpeg.decode(part.lower, 1, "rgb", memory)
         except ValueError:
             try:
                 decoded = np.array(rgb_by_pillow(io.BytesIO(self._jpeg.data)))
             except Exception as error:
                 error.add_note(f"While decoding {self._name}.")
                 raise
-        return decoded[upper:lower, left:right]
+        return decoded[part.upper : part.lower, part.left : part.right]
 
-    def shrunk(self, part: Corners, size: tuple[int, int]) -> tuple[Pixels, Corners] | None:
-        """Decodes, at a reduced size, a part that will be resized to `size`. Returns pixels, and the part's edges.
+    def resized(self, part: Excerpt, size: tuple[int, int], resample: Any) -> Pixels | None:
+        """Decodes a part and resizes it, faster than Pillow. Returns None if pixels must be exact, or for damage.
 
-        Returns None if too few pixels would be left, or if the file is damaged.
+        The part is decoded at 1/2, 1/4 or 1/8 of its size if this is still at least `size`.
         """
-        left, upper, right, lower = part
-        most = min((right - left) / (GAP * size[0]), (lower - upper) / (GAP * size[1]))
-        times = next((times for times in (8, 4, 2) if times <= most), 1)
-        if not self._shrink or times == 1:
+        mode = _MODES.get(Image.Resampling.BICUBIC if resample is None else resample)
+        if self._exact or mode is None:
             return None
+        left, upper, right, lower = part
+        times = next((n for n in (8, 4, 2) if right - left >= n * size[0] and lower - upper >= n * size[1]), 1)
         try:
-            decoded = self._jpeg.decode(ceil(lower), times, "rgb", decoder_scratch)
+            decoded = self._jpeg.decode(lower, times, "rgb", decoder_scratch)
         except ValueError:
             return None
-        x, y = int(left / times), int(upper / times)
-        edges = left / times - x, upper / times - y, right / times - x, lower / times - y
-        return decoded[y : ceil(lower / times), x : ceil(right / times)], edges
+        x, y = left // times, upper // times
+        found = decoded[y : ceil(lower / times), x : ceil(right / times)]
+        if left % times or upper % times:  # torch's function begins at the edge of a pixel
+            edges = left / times - x, upper / times - y, right / times - x, lower / times - y
+            return np.asarray(image_of(found).resize(size, resample, edges))
+        extent = (lower - upper) / times, (right - left) / times
+        made: Pixels = tensor_functions().resized(found, extent, size[::-1], mode)
+        return made
+
+
+class Excerpt(NamedTuple):
+    """The edges of a part of a JPEG."""
+
+    left: int
+    upper: int
+    right: int
+    lower: int
 
 
 class LazyImage(Image.Image):
-    """An RGB image that is part of a JPEG file, or was made from one. Pixels and `info` are read when first used.
+    """An RGB image that is a part of a JPEG, or was made from one. Pixels and `info` are read when first used.
 
-    As long as `_im` is None, its pixels are those of the part `_part` of `_file`.
+    As long as Pillow does not have its pixels (`_im` is None), they are in `_stored`: as an array, or in a part of
+    the file.
     """
 
     _file: JpegFile | None = None
-    _part: Corners = (0, 0, 0, 0)
-    _pixels: Pixels | None = None
+    _stored: Excerpt | Pixels | None = None
     _info: dict[Any, Any] | None
 
     @classmethod
-    def part(cls, file: JpegFile, part: Corners) -> LazyImage:
+    def of(cls, file: JpegFile, stored: Excerpt | Pixels) -> LazyImage:
         new = cls()
-        new._file, new._part, new._info = file, part, None
-        new._mode, new._size = "RGB", (int(part[2] - part[0]), int(part[3] - part[1]))
+        new._file, new._stored, new._info = file, stored, None
+        if isinstance(stored, Excerpt):
+            new._size = stored.right - stored.left, stored.lower - stored.upper
+        else:
+            new._size = stored.shape[1], stored.shape[0]
+        new._mode = "RGB"
         return new
+
+    # What Pillow's methods use.
 
     def _new(self, im: Any) -> Image.Image:
         if self._file is None or self._info is not None or im.mode in ("P", "PA"):
@@ -99,13 +123,10 @@ class LazyImage(Image.Image):
         new._mode, new._size = im.mode, im.size
         return new
 
-    # What Pillow's methods use.
-
     def load(self) -> Any:
-        if self._im is None and self._file is not None:
-            pixels = self._file.pixels(self._part) if self._pixels is None else self._pixels
-            self._im = image_of(pixels).im
-            self._pixels = None
+        if self._im is None and self._stored is not None:
+            self._im = image_of(self._decoded(decoder_scratch)).im
+            self._stored = None
         return super().load()
 
     @property
@@ -131,18 +152,16 @@ class LazyImage(Image.Image):
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        if self._im is not None or self._file is None:
+        if self._im is not None or self._stored is None:
             return super().__array_interface__
-        if self._pixels is None:
-            self._pixels = np.ascontiguousarray(self._file.pixels(self._part, lambda n: np.empty(n, np.uint8)))
-            self._pixels.flags.writeable = False  # as of every PIL image
-        shape, data = self._pixels.shape, self._pixels.data
-        return {"version": 3, "shape": shape, "typestr": "|u1", "data": data}
+        self._stored = np.ascontiguousarray(self._decoded(fresh))
+        data = self._stored.data.toreadonly()  # as of every PIL image
+        return {"version": 3, "shape": self._stored.shape, "typestr": "|u1", "data": data}
 
-    # What need not decode the whole image.
+    # What Pillow would do with all pixels.
 
     def copy(self) -> Image.Image:
-        return super().copy() if self._im is not None else self.crop((0, 0, *self.size))
+        return super().copy() if self._stored is None else self.crop((0, 0, *self.size))
 
     __copy__ = copy
 
@@ -151,23 +170,44 @@ class LazyImage(Image.Image):
         return self.copy() if is_same else super().convert(mode, *args, **options)
 
     def crop(self, box: Any = None) -> Image.Image:
-        if box is not None and self._im is None and self._file is not None:
+        if box is not None and self._stored is not None:
             left, upper, right, lower = map(round, box)
             if 0 <= left < right <= self.width and 0 <= upper < lower <= self.height:
-                x, y, _, _ = self._part
-                cropped = LazyImage.part(self._file, (x + left, y + upper, x + right, y + lower))
-                cropped._info = None if self._info is None else self._info.copy()
-                return cropped
+                return self._made(self._cropped(left, upper, right, lower))
         return super().crop(box)
 
+    def transpose(self, method: Image.Transpose) -> Image.Image:
+        if method == Image.Transpose.FLIP_LEFT_RIGHT and isinstance(self._stored, np.ndarray):
+            return self._made(cv2.flip(self._stored, 1))  # type: ignore[arg-type]
+        return super().transpose(method)
+
     def resize(self, size: Any, resample: Any = None, box: Any = None, reducing_gap: Any = None) -> Image.Image:
-        if self._im is None and self._file is not None and resample != Image.Resampling.NEAREST:
-            left, upper, right, lower = box or (0, 0, *self.size)
-            x, y, _, _ = self._part
-            found = self._file.shrunk((x + left, y + upper, x + right, y + lower), size)
-            if found is not None:
-                return self._new(image_of(found[0]).resize(size, resample, found[1], reducing_gap).im)
+        if isinstance(self._stored, Excerpt) and box is None and reducing_gap is None and min(size) > 0:
+            assert self._file is not None
+            pixels = self._file.resized(self._stored, tuple(size), resample)
+            if pixels is not None:
+                return self._made(pixels)
         return super().resize(size, resample, box, reducing_gap)
+
+    def _made(self, stored: Excerpt | Pixels) -> LazyImage:
+        assert self._file is not None
+        new = type(self).of(self._file, stored)
+        new._info = None if self._info is None else self._info.copy()
+        return new
+
+    def _cropped(self, left: int, upper: int, right: int, lower: int) -> Excerpt | Pixels:
+        if isinstance(self._stored, Excerpt):
+            x, y = self._stored.left, self._stored.upper
+            return Excerpt(x + left, y + upper, x + right, y + lower)
+        assert self._stored is not None
+        return self._stored[upper:lower, left:right]
+
+    def _decoded(self, memory: GetScratch) -> Pixels:
+        if isinstance(self._stored, Excerpt):
+            assert self._file is not None
+            return self._file.pixels(self._stored, memory)
+        assert self._stored is not None
+        return self._stored
 
 
 def image_of(pixels: Pixels) -> Image.Image:

@@ -11,15 +11,15 @@ from typing import IO, Any, Literal, get_args
 import numpy as np
 from PIL import Image
 
-from penstock._memory.guests import as_tensor
+from penstock._memory.guests import tensor_functions
 from penstock._pixels import Pixels
-from penstock.image._lazy import JpegFile, LazyImage, rgb_by_pillow
+from penstock.image._lazy import Excerpt, JpegFile, LazyImage, fresh, rgb_by_pillow
 
 Kind = Literal["pil", "numpy", "tensor", "tv_tensor"]
-Encoded = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes]
+FileOrBytes = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes]
 
 
-def loader(kind: Kind = "pil", *, shrink: bool = False) -> Callable[[Encoded], Any]:
+def loader(kind: Kind = "pil", *, exact: bool = True) -> Callable[[FileOrBytes], Any]:
     """Returns a function that reads an image, for `loader=` of torchvision's `ImageFolder` and of similar datasets.
 
     The function takes the path, the bytes or an open binary file of an image. It replaces torchvision's default
@@ -31,9 +31,9 @@ def loader(kind: Kind = "pil", *, shrink: bool = False) -> Callable[[Encoded], A
       decodes no rows below the crop. Damage is therefore reported when the image is used.
     - With `kind="numpy"`, the result is an array of shape (height, width, 3); with "tensor", a torch tensor of shape
       (3, height, width); with "tv_tensor", an `Image` of `torchvision.tv_tensors`. All have dtype uint8.
-    - With `shrink=True`, a PIL image that is resized before its pixels were used is decoded at 1/2, 1/4 or 1/8 of its
-      size, as long as this is at least twice the wanted size. This is faster for large photographs, and changes
-      pixels slightly (docs/images.md).
+    - With `exact=False`, a PIL image that is cropped and resized, as in training, is decoded at 1/2, 1/4 or 1/8 of
+      its size, as long as it is not smaller than wanted, and resized by torch. This is faster, and changes pixels by
+      about 1 of 255 on average (docs/images.md). Needs torch.
 
     >>> import io
     >>> from PIL import Image
@@ -45,29 +45,31 @@ def loader(kind: Kind = "pil", *, shrink: bool = False) -> Callable[[Encoded], A
     """
     if kind not in get_args(Kind):
         raise ValueError(f"kind must be one of {', '.join(map(repr, get_args(Kind)))}, but it is {kind!r}.")
-    if shrink not in (True, False):
-        raise ValueError(f"shrink must be True or False, but it is {shrink!r}.")
-    if shrink and kind != "pil":
+    if exact not in (True, False):
+        raise ValueError(f"exact must be True or False, but it is {exact!r}.")
+    if not exact and kind != "pil":
         raise ValueError(
-            f"shrink=True needs kind='pil', but kind is {kind!r}: only a PIL image waits until it is resized. With "
+            f"exact=False needs kind='pil', but kind is {kind!r}: only a PIL image waits until it is resized. With "
             "torchvision, make the tensor after the resize: ToTensor(), PILToTensor() or v2.ToImage()."
         )
-    return _Loader(kind, bool(shrink))
+    if not exact:
+        tensor_functions()  # raises ImportError now if torch is not installed
+    return _ImageLoader(kind, bool(exact))
 
 
 @dataclass(frozen=True)
-class _Loader:
+class _ImageLoader:
     kind: Kind
-    shrink: bool
+    exact: bool
 
-    def __call__(self, image: Encoded) -> Any:
+    def __call__(self, image: FileOrBytes) -> Any:
         data, name = _read(image)
         if self.kind == "pil":
-            return _pil_image(data, name, self.shrink)
+            return _pil_image(data, name, self.exact)
         pixels = _pixels(data, name)
         if self.kind == "numpy":
             return pixels
-        tensor = as_tensor(pixels).permute(2, 0, 1)
+        tensor = tensor_functions().as_tensor(pixels).permute(2, 0, 1)
         if self.kind == "tensor":
             return tensor
         from torchvision import tv_tensors
@@ -75,10 +77,10 @@ class _Loader:
         return tv_tensors.Image(tensor)
 
     def __repr__(self) -> str:
-        return f"penstock.image.loader({self.kind!r}{', shrink=True' if self.shrink else ''})"
+        return f"penstock.image.loader({self.kind!r}{'' if self.exact else ', exact=False'})"
 
 
-def _read(image: Encoded) -> tuple[bytes, object]:
+def _read(image: FileOrBytes) -> tuple[bytes, object]:
     if isinstance(image, (bytes, bytearray, memoryview)):
         return bytes(image), "the image"
     if isinstance(image, (str, os.PathLike)):
@@ -92,24 +94,24 @@ def _read(image: Encoded) -> tuple[bytes, object]:
     )
 
 
-def _pil_image(data: bytes, name: object, shrink: bool) -> Image.Image:
-    file = _jpeg(data, name, shrink)
+def _pil_image(data: bytes, name: object, exact: bool) -> Image.Image:
+    file = _jpeg(data, name, exact)
     if file is None:
         return _by_pillow(data, name)
-    return LazyImage.part(file, (0, 0, file.width, file.height))
+    return LazyImage.of(file, Excerpt(0, 0, file.width, file.height))
 
 
 def _pixels(data: bytes, name: object) -> Pixels:
-    file = _jpeg(data, name, False)
+    file = _jpeg(data, name, True)
     if file is None:
         return np.array(_by_pillow(data, name))
-    return file.pixels((0, 0, file.width, file.height), lambda nbytes: np.empty(nbytes, np.uint8))
+    return file.pixels(Excerpt(0, 0, file.width, file.height), fresh)
 
 
-def _jpeg(data: bytes, name: object, shrink: bool) -> JpegFile | None:
+def _jpeg(data: bytes, name: object, exact: bool) -> JpegFile | None:
     if data[:3] == b"\xff\xd8\xff":
         try:
-            return JpegFile(data, name, shrink)
+            return JpegFile(data, name, exact)
         except ValueError:
             pass
     return None

@@ -216,10 +216,6 @@ def _describe(tensor: torch.Tensor) -> tuple[MakeLeaf, Shape, Any, torch.Tensor]
     return make, shape, how, tensor
 
 
-def as_tensor(array: Any) -> torch.Tensor:
-    return torch.from_numpy(array)
-
-
 class _Torch:
     """Implements the protocol `_memory.guests.Guest` for torch's tensors."""
 
