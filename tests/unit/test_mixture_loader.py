@@ -286,6 +286,8 @@ def test_the_sampler_of_a_torch_loader_has_the_keys_of_each_epoch() -> None:
     for _ in range(3):
         keys = list(loader.sampler)  # which also asks for the length, after the first epoch has begun
         assert keys == [key for batch in loader.batches() for key in batch.index.tolist()]
+    alone = torch.DataLoader(mixture(stop=40), batch_size=4, seed=5).sampler  # as a framework reads it
+    assert list(alone) != list(alone)
     loader.sampler.set_epoch(1)
     loader.set_epoch(1)
     assert list(loader.sampler) == [key for batch in loader.batches() for key in batch.index.tolist()]

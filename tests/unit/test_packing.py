@@ -336,9 +336,9 @@ def test_documents_that_are_repeated_without_end_are_packed_pass_by_pass() -> No
     with pytest.raises(TypeError, match="has no end, so its rows cannot be counted"):
         rows.figures()
     assert [rows.parts_of(number) for number in range(3)] == [
-        [(0, 0, 2), (2, 0, 2)],
-        [(1, 0, 1)],
-        [(3, 0, 1), (4, 0, 2), (5, 0, 1)],
+        [(0, 0, 2), (1, 0, 1)],  # 2 is a copy of 0
+        [(2, 0, 2)],
+        [(3, 0, 1), (4, 0, 2), (5, 0, 1)],  # to part the copies, one row more would be needed
     ]
     loader = penstock.DataLoader(rows, batch_size=2, shuffle=True, seed=1)
     batches = iter(loader)

@@ -180,6 +180,7 @@ def _rest(stats: Stats) -> Iterator[str]:
         lost = packing.truncated_tokens + packing.dropped_tokens
         text = f"{packing.fill:.2%} of the rows filled, {packing.documents:,} documents in {packing.rows:,} rows"
         text += f", {packing.split:,} split" if packing.split else ""
+        text += f", {packing.repeated:,} beside a copy" if packing.repeated else ""
         yield from _wrapped("packing", text + (f", {lost:,} tokens left out" if lost else ""))
     if stats.mixture is not None:
         sources = sorted(stats.mixture.sources, key=lambda source: -source.share)
