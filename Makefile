@@ -42,9 +42,9 @@
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-GROUPS := wide quiet matrix coverage planted soak fuzz frameworks examples browser strangers jax ray remote wild \
-  interop bench-jax bench-ray bench-formats pictures
-.PHONY: help demo test test-engine test-parts test-faces lint check bench group unknown-group pins clean $(GROUPS)
+GROUPS := wide quiet matrix coverage planted soak fuzz frameworks examples browser resuming strangers jax ray remote wild \
+  interop elsewhere lowest dist bench-jax bench-ray bench-formats pictures docs
+.PHONY: help demo test deep test-engine test-parts test-faces lint check bench group unknown-group pins clean $(GROUPS)
 
 PYTHON ?= python3
 # The one of the PATH, if it runs: pyenv's command fails unless this version is global. Else one of pyenv's, by its path.

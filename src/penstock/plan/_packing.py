@@ -41,6 +41,13 @@ class PackingFigures:
     - `empty`: the number of documents without tokens.
     - `repeated`: how many documents, or parts of one, are in a row with another copy of the same document.
     - `fill`: the share of the rows that is not padding, from 0 to 1.
+
+    >>> import numpy as np, penstock
+    >>> documents = penstock.dataset([np.zeros(length, int) for length in (3, 5, 8)]).with_lengths(len)
+    >>> loader = penstock.DataLoader(penstock.pack(documents, length=8), seed=0)
+    >>> batches = list(loader)
+    >>> loader.stats().packing.rows, loader.stats().packing.fill
+    (2, 1.0)
     """
 
     documents: int = 0

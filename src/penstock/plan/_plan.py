@@ -361,6 +361,11 @@ class Draw:
     """An iterator over the steps of an epoch, which can also take several steps at once.
 
     With `rows`, each step has only the keys of these rows of it.
+
+    >>> from penstock.plan import OrderPlan, Sequential
+    >>> steps = OrderPlan(Sequential(5), batch_size=2).draw(epoch=0)  # a Draw
+    >>> next(steps).tolist()
+    [0, 1]
     """
 
     def __init__(self, plan: OrderPlan, epoch: int, start: int, rows: LocalRows | None = None) -> None:
