@@ -26,8 +26,10 @@
 ##   remote               remote files from real servers                                                2 minutes
 ##   wild                 programs of 25 other libraries: WILD_ONLY=timm               3 GB             1 hour
 ##   interop              files of MXNet, webdataset, Megatron and others
+##   free                 laws, model, histories and races under threads, on a Python without the GIL    10 minutes
 ##
 ## Groups of benchmarks:
+##   bench-free           threads beside processes and SPDL, on a Python without the GIL                5 minutes
 ##   bench-ray            workers on Ray, beside Ray Data                                               10 minutes
 ##   bench-formats        Parquet and tar shards, beside five other libraries          2 GB             10 minutes
 ##   pictures             draws the pictures of the README and the docs, from a real run
@@ -35,7 +37,7 @@
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 GROUPS := wide quiet matrix coverage planted soak fuzz frameworks examples browser strangers ray remote wild interop \
-  bench-ray bench-formats pictures
+  free bench-free bench-ray bench-formats pictures
 .PHONY: help demo test test-engine test-parts test-faces lint check bench group unknown-group pins clean $(GROUPS)
 
 PYTHON ?= python3
@@ -50,6 +52,7 @@ RAY    := .venv-ray
 STRANGERS := .venv-strangers
 FUZZ   := .venv-fuzz
 FORMATS := .venv-formats
+FREE   := .venv-free
 OTHERS := .others
 # pip of an environment. Before 25.1 it knows no dependency groups, and Python 3.11 comes with an older one.
 INSTALL = $(1)/bin/python -m pip --disable-pip-version-check --quiet install
@@ -189,6 +192,18 @@ planted: $(VENV)/.developed
 interop: $(VENV)/.developed $(MXNET)/.made $(OTHERS)/.made
 	PENSTOCK_MXNET_PYTHON=$(MXNET)/bin/python PYTHONPATH=$(CURDIR)/$(OTHERS) $(BIN)/python -m pytest tests/interop
 
+# On a CPython without the GIL: FREE_PYTHON=/path/to/python3.13t, python3.13t of the PATH, or the one that tests/free/python.sh
+# builds from Debian's source, once, in ten minutes. Without that source the group is skipped. Modules whose imports need
+# libraries that have no wheels for it (torch, OpenCV) are left out.
+ON_FREE = $(shell grep -rLE '^(import|from) (cv2|torch|obstore|h5py|penstock\.torch)' --include 'test_*.py' \
+  $(addprefix tests/,conformance faults free histories laws model))
+free: $(FREE)/.installed
+	@test -x $(FREE)/bin/python || exit 0; set -x; \
+	  $(FREE)/bin/python -m pytest --dist worksteal --numprocesses 2 $(ON_FREE) -k "$(or $(TESTS),not fork and not spawn)" $(ARGS)
+
+bench-free: $(FREE)/.installed
+	@test -x $(FREE)/bin/python || exit 0; set -x; $(FREE)/bin/python -m bench.free $(BENCH)
+
 bench: $(VENV)/.peers
 	$(BIN)/python -m bench.run $(BENCH)
 	$(BIN)/python -m bench.resume
@@ -227,7 +242,7 @@ pins: $(VENV)/.developed
 	$(BIN)/python -m tests.pins
 
 clean:
-	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(FUZZ) $(RAY) $(FORMATS) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(FUZZ) $(RAY) $(FORMATS) $(FREE) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:
@@ -306,6 +321,14 @@ $(FORMATS)/.installed: pyproject.toml
 	$(call INSTALL,$(FORMATS)) --group bench-formats --editable .
 	$(call INSTALL,$(FORMATS)) --no-deps --group mosaicml
 	@touch $@
+
+$(FREE)/.installed: pyproject.toml tests/free/python.sh
+	@if python=$$(tests/free/python.sh); then set -ex; \
+	  "$$python" -m venv $(FREE); \
+	  $(call INSTALL,$(FREE)) "pip>=25.1"; \
+	  $(call INSTALL,$(FREE)) --group free --editable .; \
+	  touch $@; \
+	else echo "skipped: make $(MAKECMDGOALS) needs a Python without the GIL"; fi
 
 $(OTHERS)/.made: $(VENV)/.developed
 	$(call INSTALL,$(VENV)) --no-deps --upgrade --target $(OTHERS) --group interop

@@ -716,8 +716,8 @@ BUGS = [
         "endings",
         "_session/engines.py",
         "        with interrupts_deferred():\n            for engine in self.all():\n"
-        "                engine.close()\n        self._idle = None",
-        "        self._idle = None\n        with interrupts_deferred():\n"
+        "                engine.close()\n        self._idle.clear()",
+        "        self._idle.clear()\n        with interrupts_deferred():\n"
         "            for engine in self.all():\n                engine.close()",
         ("conformance/test_found.py::test_a_reader_that_is_freed_while_the_loader_closes_brings_nothing_back",),
         "The garbage collector may free an iterator while the loader closes: its crew must not stay as idle.",

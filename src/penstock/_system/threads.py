@@ -73,8 +73,8 @@ def end_all() -> None:
     """Tells all threads to end, and waits for them. Called at the interpreter's exit."""
     said = time.monotonic() + _SILENCE
     # One after the other, oldest first: an older thread may wait for a batch that a younger thread makes.
-    while running:
-        thread, stop = next(iter(running.items()))
+    while oldest := [*running.copy().items()][:1]:
+        ((thread, stop),) = oldest
         stop()
         said = _wait(thread, said)
         running.pop(thread, None)
