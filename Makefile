@@ -195,7 +195,7 @@ interop: $(VENV)/.developed $(MXNET)/.made $(OTHERS)/.made
 # On a CPython without the GIL: FREE_PYTHON=/path/to/python3.13t, python3.13t of the PATH, or the one that tests/free/python.sh
 # builds from Debian's source, once, in ten minutes. Without that source the group is skipped. Modules whose imports need
 # libraries that have no wheels for it (torch, OpenCV) are left out.
-ON_FREE = $(shell grep -rLE '^(import|from) (cv2|torch|obstore|h5py|penstock\.torch)' --include 'test_*.py' \
+ON_FREE = $(shell grep -rLE '^(import|from) (cv2|h5py|lmdb|obstore|torch|written|penstock\.(image|torch))' --include 'test_*.py' \
   $(addprefix tests/,conformance faults free histories laws model))
 free: $(FREE)/.installed
 	@test -x $(FREE)/bin/python || exit 0; set -x; \

@@ -22,7 +22,7 @@ PUBLIC = sorted(
     if "._" not in module.name and module.name != "penstock.__main__"
 )
 # The libraries that have no wheel for this Python, and the modules that import them.
-NEED = {"penstock.torch": "torch"}
+NEED = {"penstock.torch": "torch", "penstock.image": "cv2"}
 
 _IMPORT = """
 import importlib, sys

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import penstock
 from penstock._at_work import working_at
@@ -374,24 +373,3 @@ def test_threads_share_the_connections_to_a_server() -> None:
             running.join()
             while web._idle:
                 web._idle.pop().close()
-
-
-@pytest.mark.skipif(not FREE, reason="needs Python without the GIL")
-def test_two_threads_take_about_half_the_time_of_pure_python() -> None:
-    """Loosely, on a busy machine: figures that matter are measured by bench/free.py."""
-
-    class Slow(penstock.Dataset[int]):
-        def __len__(self) -> int:
-            return 64
-
-        def __getitem__(self, key: int) -> int:
-            return sum(each * each for each in range(30_000)) + key
-
-    def cpu(**settings: Any) -> float:
-        loader = penstock.DataLoader(Slow(), batch_size=2, **settings)
-        began, used = time.perf_counter(), time.process_time()
-        for _ in loader:
-            pass
-        return (time.process_time() - used) / (time.perf_counter() - began)
-
-    assert max(cpu(num_workers=2, backend="thread") for _ in range(5)) > 1.3

@@ -30,6 +30,12 @@ it waits. For a thread that computes, the exit waits without a limit, as `concur
 
 _SILENCE = 10.0  # seconds of waiting at exit before a line on standard error says why
 
+
+def has_gil() -> bool:
+    """True if only one thread at a time runs Python code. False without the GIL, unless an import has turned it on."""
+    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
+
+
 running: dict[threading.Thread, Callable[[], object]] = {}
 """The live threads, oldest first, each with the function that tells the thread to end."""
 

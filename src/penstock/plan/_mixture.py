@@ -364,7 +364,7 @@ class MixtureOrder:
         """Takes over what an order with the same seed has computed for the stages that both have."""
         if before.seed == self.seed:
             for memo in (before._earlier, before._stretches):
-                for key, stretches in memo.kept.items():
+                for key, stretches in dict(memo.kept).items():  # a copy: another thread may add to it
                     self._earlier.keep(key, stretches)
             object.__setattr__(self, "_schedules", before._schedules)
             if (before.window, before.labels, before.blocks) == (self.window, self.labels, self.blocks):
