@@ -32,7 +32,7 @@ _SILENCE = 10.0  # seconds of waiting at exit before a line on standard error sa
 
 
 def has_gil() -> bool:
-    """True if only one thread at a time runs Python code. False without the GIL, unless an import has turned it on."""
+    """False on a Python without the GIL, unless an import has turned it on."""
     return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
 
 
