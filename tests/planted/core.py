@@ -712,6 +712,15 @@ BUGS = [
         "close() in one thread ends a next() in another, which would wait for its slow batch.",
     ),
     Bug(
+        "all arrays of a slab are views of one memoryview",
+        "threads",
+        "_memory/mapping.py",
+        "return (ctypes.c_ubyte * length).from_buffer(array)",
+        "return array.data",
+        ("free/test_races.py::test_no_two_threads_make_or_drop_views_of_one_memoryview",),
+        "Without the GIL, CPython miscounts the views, and unmaps memory that batches still use.",
+    ),
+    Bug(
         "a reader freed during close puts a closed crew back",
         "endings",
         "_session/engines.py",
