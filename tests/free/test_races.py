@@ -260,6 +260,22 @@ def test_a_turn_is_held_by_one_thread_at_a_time() -> None:
 # Loaders.
 
 
+def test_the_counters_of_crews_that_end_together_are_all_kept() -> None:
+    """Each epoch has a crew of its own, and two threads read epochs at the same time."""
+    loader = penstock.DataLoader(range(8), batch_size=1, num_workers=1, backend="thread", persistent_workers=False)
+    epochs = [0, 0]
+
+    def read(at: int) -> None:
+        for _ in loader:
+            pass
+        epochs[at] += 1
+
+    with loader:
+        race(partial(read, 0), partial(read, 1))
+    done = sum(worker.steps for worker in loader.stats().life.workers)
+    assert done == 8 * sum(epochs)
+
+
 def test_threads_read_epochs_of_one_loader_side_by_side() -> None:
     loader = penstock.DataLoader(Squares(), batch_size=4, num_workers=2, backend="thread", persistent_workers=True)
     expected = [batch.tolist() for batch in penstock.DataLoader(Squares(), batch_size=4)]

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -152,6 +153,8 @@ class Meter:
         self._nodes: dict[int, str] = {}
         self._times = bytes(8 * BUCKETS)
         self._slowest: list[tuple[int, Slow]] = []
+        self._ending: deque[Gauges] = deque()
+        self._keeping = threading.Lock()  # no thread waits for it: see `keep`
 
     def answered(self, wait: int, work: int, steps: int, rows: int, nbytes: int, ready: int) -> int:
         """Stores a task's measurements until `add_up` is called. Returns how many tasks are stored."""
@@ -209,6 +212,16 @@ class Meter:
         variable, such as that of `np.errstate`, is being set. If numpy reads the variable at that moment, CPython
         caches a value that is about to be freed, and numpy fails from then on ("invalid PyCapsule object").
         """
+        self._ending.append(gauges)
+        # If another thread is doing it, or this thread further up its stack, it saves these too.
+        while self._ending and self._keeping.acquire(blocking=False):
+            try:
+                while self._ending:
+                    self._keep(self._ending.popleft())
+            finally:
+                self._keeping.release()
+
+    def _keep(self, gauges: Gauges) -> None:
         snapshot = self.snapshot([gauges])
         words = [memoryview(one).cast("q") for one in snapshot.times()]
         self._counts, self._times = snapshot.workers(), array("q", map(sum, zip(*words, strict=True))).tobytes()
