@@ -179,14 +179,14 @@ def grain_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
 
 
 @contextmanager
-def spdl_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
+def spdl_stream(workload: Workload, dataset: Any, threads: bool = False) -> Iterator[Iterator[Any]]:
     from spdl.pipeline import PipelineBuilder
 
     # spdl is made for threads; a pool of processes pays only if Python code holds the GIL all the time.
     # Batches come in the order of completion, which is its default and faster than the order of the keys.
     with ExitStack() as stack:
         pool = None
-        if workload.name in SPDL_PROCESSES:
+        if workload.name in SPDL_PROCESSES and not threads:
             pool = stack.enter_context(ProcessPoolExecutor(workload.workers))
 
         fetch = images.spdl_batch(dataset) if workload.jpegs else _Fetch(workload, dataset)
@@ -250,7 +250,7 @@ FREE_ENGINES: dict[str, tuple[str, Open]] = {
     "inline": ("penstock", partial(penstock_stream, num_workers=0, prefetch_factor=None, backend=None)),
     "threads": ("penstock", partial(penstock_stream, backend="thread")),
     "processes": ("penstock", penstock_stream),
-    "spdl": ENGINES["spdl"],
+    "spdl": ("spdl.pipeline", partial(spdl_stream, threads=True)),
 }
 
 # Our engines in the rows of tensors, with the suffix of their rows in the tables.
