@@ -199,7 +199,7 @@ ON_FREE = $(shell grep -rLE '^(import|from) (cv2|h5py|lmdb|obstore|torch|written
   $(addprefix tests/,conformance faults free histories laws model))
 free: $(FREE)/.installed
 	@test -x $(FREE)/bin/python || exit 0; set -x; \
-	  $(FREE)/bin/python -m pytest --dist worksteal --numprocesses 2 $(ON_FREE) -k "$(or $(TESTS),not fork and not spawn)" $(ARGS)
+	  $(FREE)/bin/python -m pytest --dist worksteal --numprocesses 2 $(ON_FREE) -k "$(or $(TESTS),not fork and not spawn and not StandIn)" $(ARGS)
 
 bench-free: $(FREE)/.installed
 	@test -x $(FREE)/bin/python || exit 0; set -x; $(FREE)/bin/python -m bench.free $(BENCH)
