@@ -407,6 +407,6 @@ def test_without_the_gil_threads_do_not_wait_for_it() -> None:
 def test_without_the_gil_threads_are_named_where_processes_cost_most() -> None:
     free = {"backend": "process", "gil": False}
     for costly in (starting, lambda settings: stats(period(parts=WRITING), settings=settings)):
-        assert "use threads" in costly(settings=free).verdict
-        assert "use threads" not in costly(settings={"backend": "process"}).verdict
-        assert "use threads" not in costly(settings={**free, "face": "penstock.torch"}).verdict
+        assert 'backend="thread"' in costly(settings=free).verdict
+        assert 'backend="thread"' not in costly(settings={"backend": "process"}).verdict
+        assert 'backend="thread"' not in costly(settings={**free, "face": "penstock.torch"}).verdict

@@ -121,7 +121,8 @@ def _or_threads(facts: Facts) -> str:
     # Only here, where processes cost most, and only if the user's code may run in threads: see decision 0057.
     if facts.has_gil or facts.face != "penstock" or facts.backend != "process":
         return ""
-    return ", or use threads, which cost nothing of this on a Python without the GIL (docs/free-threading.md)"
+    threads = 'this Python runs without the GIL: backend="thread" avoids this, if your dataset is safe for threads'
+    return f"; {threads} (docs/free-threading.md)"
 
 
 _STARTS = {
