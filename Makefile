@@ -29,12 +29,10 @@
 ##   remote               remote files from real servers                                                2 minutes
 ##   wild                 programs of 25 other libraries: WILD_ONLY=timm               3 GB             1 hour
 ##   interop              files of MXNet, webdataset, Megatron and others
-##   elsewhere            what macOS and Windows lack is hidden from penstock                           5 minutes
-##   lowest               the oldest libraries that pyproject.toml allows              600 MB           10 minutes
-##   dist                 builds the wheel; installs and uses it with each extra: ARGS="image"  3 GB    10 minutes
+##   free                 laws, model, histories and races under threads, on a Python without the GIL    10 minutes
 ##
 ## Groups of benchmarks:
-##   bench-jax            penstock.jax beside Grain's path to the device                                5 minutes
+##   bench-free           threads beside processes and SPDL, on a Python without the GIL                5 minutes
 ##   bench-ray            workers on Ray, beside Ray Data                                               10 minutes
 ##   bench-formats        Parquet and tar shards, beside five other libraries          2 GB             10 minutes
 ##   docs                 builds the site into build/site, and checks every link of it                  1 minute
@@ -42,9 +40,9 @@
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-GROUPS := wide quiet matrix coverage planted soak fuzz frameworks examples browser resuming strangers jax ray remote wild \
-  interop elsewhere lowest dist bench-jax bench-ray bench-formats pictures docs
-.PHONY: help demo test deep test-engine test-parts test-faces lint check bench group unknown-group pins clean $(GROUPS)
+GROUPS := wide quiet matrix coverage planted soak fuzz frameworks examples browser strangers ray remote wild interop \
+  free bench-free bench-ray bench-formats pictures
+.PHONY: help demo test test-engine test-parts test-faces lint check bench group unknown-group pins clean $(GROUPS)
 
 PYTHON ?= python3
 # The one of the PATH, if it runs: pyenv's command fails unless this version is global. Else one of pyenv's, by its path.
@@ -59,8 +57,7 @@ JAX    := .venv-jax
 STRANGERS := .venv-strangers
 FUZZ   := .venv-fuzz
 FORMATS := .venv-formats
-DOCS   := .venv-docs
-RESUMING := .venv-resuming
+FREE   := .venv-free
 OTHERS := .others
 DIST   := .venv-dist
 # pip of an environment. Before 25.1 it knows no dependency groups, and Python 3.11 comes with an older one.
@@ -220,17 +217,17 @@ planted: $(VENV)/.developed
 interop: $(VENV)/.developed $(MXNET)/.made $(OTHERS)/.made
 	PENSTOCK_MXNET_PYTHON=$(MXNET)/bin/python PYTHONPATH=$(CURDIR)/$(OTHERS) $(BIN)/python -m pytest tests/interop
 
-# Tests of every part, with what macOS, and then Windows, lack hidden from penstock (tests/elsewhere). `make test` runs some.
-elsewhere: $(VENV)/.developed
-	PENSTOCK_ELSEWHERE=1 $(BIN)/python -m pytest -s --timeout 1200 tests/elsewhere
+# On a CPython without the GIL: FREE_PYTHON=/path/to/python3.13t, python3.13t of the PATH, or the one that tests/free/python.sh
+# builds from Debian's source, once, in ten minutes. Without that source the group is skipped. Modules whose imports need
+# libraries that have no wheels for it (torch, OpenCV) are left out.
+ON_FREE = $(shell grep -rLE '^(import|from) (cv2|h5py|lmdb|obstore|torch|written|penstock\.(image|torch))' --include 'test_*.py' \
+  $(addprefix tests/,conformance faults free histories laws model))
+free: $(FREE)/.installed
+	@test -x $(FREE)/bin/python || exit 0; set -x; \
+	  $(FREE)/bin/python -m pytest --dist worksteal --numprocesses 2 $(ON_FREE) -k "$(or $(TESTS),not fork and not spawn and not StandIn)" $(ARGS)
 
-# The lower bounds of pyproject.toml on the oldest Python, except torch's: older builds bring gigabytes of CUDA.
-lowest:
-	$(PYTHON) -m tests.matrix --python 3.11 --libraries oldest $(ARGS)
-
-# In dist/: the sdist and the wheel, which are checked, installed into empty environments, and used from an empty folder.
-dist: $(DIST)/.installed
-	$(DIST)/bin/python -m tests.wheel $(ARGS)
+bench-free: $(FREE)/.installed
+	@test -x $(FREE)/bin/python || exit 0; set -x; $(FREE)/bin/python -m bench.free $(BENCH)
 
 bench: $(VENV)/.peers
 	$(BIN)/python -m bench.run $(BENCH)
@@ -276,7 +273,7 @@ pins: $(VENV)/.developed
 	$(BIN)/python -m tests.pins
 
 clean:
-	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(FUZZ) $(RAY) $(JAX) $(FORMATS) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(FUZZ) $(RAY) $(FORMATS) $(FREE) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:
@@ -372,10 +369,13 @@ $(FORMATS)/.installed: pyproject.toml
 	$(call INSTALL,$(FORMATS)) --no-deps --group mosaicml
 	@touch $@
 
-$(DIST)/.installed: pyproject.toml
-	$(call FRESH,$(DIST))
-	$(call INSTALL,$(DIST)) --group dist
-	@touch $@
+$(FREE)/.installed: pyproject.toml tests/free/python.sh
+	@if python=$$(tests/free/python.sh); then set -ex; \
+	  "$$python" -m venv $(FREE); \
+	  $(call INSTALL,$(FREE)) "pip>=25.1"; \
+	  $(call INSTALL,$(FREE)) --group free --editable .; \
+	  touch $@; \
+	else echo "skipped: make $(MAKECMDGOALS) needs a Python without the GIL"; fi
 
 $(OTHERS)/.made: $(VENV)/.developed
 	$(call INSTALL,$(VENV)) --no-deps --upgrade --target $(OTHERS) --group interop

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers import import_engine, open_stream
-from bench.workloads import EPOCH_STEPS, WORKLOADS, Workload
+from bench.workloads import EPOCH_STEPS, FREE_WORKLOADS, WORKLOADS, Workload
 
 Reply = Callable[[dict[str, Any]], None]
 PREFETCHED = 8  # batches for each worker, at most, that are ready before the clock starts
@@ -98,8 +98,8 @@ def epoch_boundary(engine: str, workload: Workload, folder: Path, reply: Reply) 
 
 
 def main() -> None:
-    engine, name, workers, folder = sys.argv[1:]
-    workload = replace(WORKLOADS[name], workers=int(workers))
+    engine, name, folder = sys.argv[1:]
+    workload = {**WORKLOADS, **FREE_WORKLOADS}[name]
     # A peer may print: replies keep the descriptor that the run reads, and everything else goes to stderr.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

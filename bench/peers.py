@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -54,9 +55,12 @@ def penstock_stream(workload: Workload, dataset: Any, **given: Any) -> Iterator[
         shuffle=True,
         seed=0,
         drop_last=True,
-        num_workers=workload.workers,
-        prefetch_factor=PREFETCH_FACTOR,
-        **{"backend": "thread" if workload.threads else "process", **given},
+        **{
+            "num_workers": workload.workers,
+            "prefetch_factor": PREFETCH_FACTOR,
+            "backend": "thread" if workload.threads else "process",
+            **given,
+        },
     )
     with loader, closing(endless(loader)) as stream:
         yield stream
@@ -175,14 +179,14 @@ def grain_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
 
 
 @contextmanager
-def spdl_stream(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
+def spdl_stream(workload: Workload, dataset: Any, threads: bool = False) -> Iterator[Iterator[Any]]:
     from spdl.pipeline import PipelineBuilder
 
     # spdl is made for threads; a pool of processes pays only if Python code holds the GIL all the time.
     # Batches come in the order of completion, which is its default and faster than the order of the keys.
     with ExitStack() as stack:
         pool = None
-        if workload.name in SPDL_PROCESSES:
+        if workload.name in SPDL_PROCESSES and not threads:
             pool = stack.enter_context(ProcessPoolExecutor(workload.workers))
 
         fetch = images.spdl_batch(dataset) if workload.jpegs else _Fetch(workload, dataset)
@@ -241,6 +245,14 @@ RAY_ENGINES: dict[str, tuple[str, Open]] = {
     "ray_data_tuned": ("ray.data", ray_peer.ray_data_tuned_stream),
 }
 
+# `bench.free` runs them, on a Python without the GIL.
+FREE_ENGINES: dict[str, tuple[str, Open]] = {
+    "inline": ("penstock", partial(penstock_stream, num_workers=0, prefetch_factor=None, backend=None)),
+    "threads": ("penstock", partial(penstock_stream, backend="thread")),
+    "processes": ("penstock", penstock_stream),
+    "spdl": ("spdl.pipeline", partial(spdl_stream, threads=True)),
+}
+
 # Our engines in the rows of tensors, with the suffix of their rows in the tables.
 TENSOR_ENGINES = {"penstock_torch": "", "penstock_torch_seed": " seed=0"}
 
@@ -285,4 +297,4 @@ def import_engine(engine: str) -> None:
 
 
 def open_stream(engine: str, workload: Workload, folder: Path) -> Stream:
-    return {**ENGINES, **RAY_ENGINES}[engine][1](workload, workload.dataset(folder))
+    return {**ENGINES, **RAY_ENGINES, **FREE_ENGINES}[engine][1](workload, workload.dataset(folder))

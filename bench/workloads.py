@@ -422,6 +422,16 @@ _MAPPED = {  # the files that datasets map; the others map none
 }
 
 
+# Only `bench.free` has it: without the GIL, Pillow is the only decoder with a wheel.
+FREE_WORKLOADS = {
+    "jpeg": Workload(
+        "jpeg",
+        "the JPEG files through Pillow, one by one",
+        **{**_JPEG, "jpegs": False, "required": None, "share": None},
+    )
+}
+
+
 def write_files(folder: Path, names: set[str]) -> None:
     """Write the files that the named workloads read: 819 MB of rows, 301 MB of images, 36 MB of JPEGs."""
     for name in names:

@@ -4,7 +4,8 @@
     python -m tests.pins dev strangers   some groups
 
 pip resolves one group after the other, in the order of the file, and installs nothing. The pins of included groups
-are kept. So are those of the groups in HELD: any other torch brings gigabytes of CUDA, and this MXNet is the last.
+are kept. So are those of the groups in HELD: any other torch brings gigabytes of CUDA, this MXNet is the last, and
+the packages of `free` are for another Python.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-HELD = ("torch", "mxnet")
+HELD = ("torch", "mxnet", "free")
 # The Makefile installs these without their dependencies, which would hold other packages back.
 ALONE = ("mosaicml", "interop")
 

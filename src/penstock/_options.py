@@ -17,7 +17,7 @@ from penstock._fill.cast import Cast
 from penstock._fill.pad import Pad, check_called, checked_buckets, padding_of
 from penstock._memory.guests import ranks_of_libraries
 from penstock._system.limits import usable_cpus
-from penstock._system.platform import SYSTEM
+from penstock._system.threads import has_gil
 from penstock._system.warnings import warn_caller
 from penstock.backends import _base as backends
 from penstock.plan._blocks import WINDOW
@@ -381,7 +381,8 @@ class Options:
         if self.collate_fn is not None and not hasattr(self.collate_fn, "into"):  # a default one has `into`
             found["collate_fn"] = getattr(self.collate_fn, "__qualname__", type(self.collate_fn).__qualname__)
         threads = backends.registered(self.backend).threads
-        return {**found, "threads": threads, "auto": self.auto, "shard": list(self.shard)}
+        free = {} if has_gil() else {"gil": False}
+        return {**found, **free, "threads": threads, "auto": self.auto, "shard": list(self.shard)}
 
     def value(self, name: str) -> Any:
         """Returns the final value of a setting. Arguments for backends are returned as they were given."""

@@ -100,8 +100,9 @@ class DataLoader(Generic[_T_co]):
     - `num_workers`: 0 loads each batch in the calling process, when you ask for it. "auto" starts with few workers,
       adds workers if you wait for batches, up to `max_workers`, and removes workers that are idle. You may set
       `num_workers` again while the loader runs.
-    - `backend`: "process" (the default); "thread", which suits datasets that wait for I/O or release the GIL; or
-      "ray", whose workers are actors on the nodes of the cluster that `ray.init()` has connected to.
+    - `backend`: "process" (the default); "thread", which suits datasets that wait for I/O or release the GIL, and
+      most datasets on a Python without the GIL; or "ray", whose workers are actors on the nodes of the cluster that
+      `ray.init()` has connected to.
     - `ray_options`: the requirements of each actor, by Ray's names: `num_cpus` (1 by default), `num_gpus`, `memory`,
       `resources`, `runtime_env`, `scheduling_strategy` ("SPREAD" by default). One more option is `patience`: an error
       is raised if no worker could be placed within this many seconds (10 by default).

@@ -18,6 +18,7 @@ import pytest
 
 from penstock import DataLoader, Dataset
 from penstock._memory.layout import Writer
+from penstock._system.threads import has_gil
 from penstock._wire import reply as reply_module
 from penstock._wire.reply import Replier, memfd_stray
 
@@ -51,7 +52,7 @@ def test_dropped_batches_are_used_again(make: Any) -> None:
     seen = set()
     for batch in loader:
         seen.add(address(batch))
-    assert len(seen) <= 2 * loader.num_workers + 4
+    assert len(seen) <= (2 if has_gil() else 6) * loader.num_workers + 4  # without the GIL: see decision 0057
 
 
 def test_small_batches_are_used_again(make: Any) -> None:

@@ -17,6 +17,7 @@ import pytest
 from same import same
 
 from penstock import DataLoader, Dataset, IterableDataset, rng
+from penstock._system.threads import has_gil
 
 
 class Arrays(Dataset[Any]):
@@ -55,7 +56,7 @@ def test_memory_of_steps_that_failed_is_used_again(make: Any) -> None:
         except StopIteration:
             break
     assert failed == 40
-    assert len(places) <= 2 * loader.num_workers + 4
+    assert len(places) <= (2 if has_gil() else 6) * loader.num_workers + 4  # without the GIL: see decision 0057
 
 
 def test_memory_that_is_lent_while_a_worker_is_forked_comes_back() -> None:

@@ -712,12 +712,21 @@ BUGS = [
         "close() in one thread ends a next() in another, which would wait for its slow batch.",
     ),
     Bug(
+        "all arrays of a slab are views of one memoryview",
+        "threads",
+        "_memory/mapping.py",
+        "return (ctypes.c_ubyte * length).from_buffer(array)",
+        "return array.data",
+        ("free/test_races.py::test_no_two_threads_make_or_drop_views_of_one_memoryview",),
+        "Without the GIL, CPython miscounts the views, and unmaps memory that batches still use.",
+    ),
+    Bug(
         "a reader freed during close puts a closed crew back",
         "endings",
         "_session/engines.py",
         "        with interrupts_deferred():\n            for engine in self.all():\n"
-        "                engine.close()\n        self._idle = None",
-        "        self._idle = None\n        with interrupts_deferred():\n"
+        "                engine.close()\n        self._idle.clear()",
+        "        self._idle.clear()\n        with interrupts_deferred():\n"
         "            for engine in self.all():\n                engine.close()",
         ("conformance/test_found.py::test_a_reader_that_is_freed_while_the_loader_closes_brings_nothing_back",),
         "The garbage collector may free an iterator while the loader closes: its crew must not stay as idle.",

@@ -19,7 +19,7 @@ from penstock._engine import engine
 from penstock._files.pieces import PiecesInMemory
 from penstock._files.remote import RemoteFile
 from penstock._measure import cached
-from penstock._measure.cached import CacheCounts, OngoingOutage, Request, counting
+from penstock._measure.cached import CacheCounts, OngoingOutage, Request, cache_counts
 from penstock._measure.gauges import Gauge, Gauges
 from penstock._remote.store import remotes
 from penstock._tools import top as top
@@ -173,7 +173,7 @@ def test_a_store_is_named_again_only_after_a_long_time(monkeypatch: pytest.Monke
 
 def test_where_nobody_looks_the_thread_that_waits_tells_it() -> None:
     def wait() -> None:
-        with Request(counting()) as request:
+        with Request(cache_counts()) as request:
             request.failed("s3://a (503)", 0.0, 0.1)
             assert not seen
             request.failed("s3://a (503)", 0.1, 0.4)

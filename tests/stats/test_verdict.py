@@ -395,3 +395,18 @@ def test_any_figures_are_plain_json_with_the_verdict(figures: Stats) -> None:
 
 def test_the_settings_of_the_builder_are_those_of_a_loader() -> None:
     assert SETTINGS.keys() <= penstock.DataLoader([1, 2]).stats().settings.keys()
+
+
+def test_without_the_gil_threads_do_not_wait_for_it() -> None:
+    figures = stats(
+        period(parts={"fetch": 99.0, "cpu": 24.0}, caller_cpu=98.0), settings={"backend": "thread", "gil": False}
+    )
+    assert "GIL" not in figures.verdict
+
+
+def test_without_the_gil_threads_are_named_where_processes_cost_most() -> None:
+    free = {"backend": "process", "gil": False}
+    for costly in (starting, lambda settings: stats(period(parts=WRITING), settings=settings)):
+        assert 'backend="thread"' in costly(settings=free).verdict
+        assert 'backend="thread"' not in costly(settings={"backend": "process"}).verdict
+        assert 'backend="thread"' not in costly(settings={**free, "face": "penstock.torch"}).verdict

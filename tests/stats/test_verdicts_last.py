@@ -32,7 +32,7 @@ class Crew:
         self.seats = list(range(len(rows)))
         self.gauges.seats = frozenset(self.seats)
         for seat, row in enumerate(rows):
-            _COUNTS.pack_into(self.gauges.memory, self.gauges.row(seat)[1], *row)
+            _COUNTS.pack_into(self.gauges.memory, self.gauges.row(seat) * 8, *row)
 
     def open_answer(self) -> Answer | None:
         return None

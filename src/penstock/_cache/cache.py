@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -66,7 +66,8 @@ class Cache:
         if not shared:
             trust.tighten(self.path, is_file_of_cache)
         self._folder = Folder(self.path, limit, group)
-        self._mapped: OrderedDict[str, memoryview] = OrderedDict()
+        # Threads share these containers without a lock, because each change is one atomic operation.
+        self._mapped: dict[str, memoryview] = {}
         self._loose: LruCache[str, memoryview] = LruCache(_MOST_LOOSE)  # pieces that are not in the folder
         self._looked_at: deque[str] = deque()  # mapped pieces, the next one to check first
         self._sound: dict[str, pieces.FileStamp] = {}  # by digest: the file whose checksum was verified
@@ -90,12 +91,7 @@ class Cache:
     def found(self, name: str) -> memoryview | None:
         """Returns the bytes of a piece if it is in the folder or in memory, otherwise None."""
         found = self._mapped.get(name)
-        if found is not None:
-            try:
-                self._mapped.move_to_end(name)
-            except KeyError:  # another thread has dropped it
-                pass
-        else:
+        if found is None:
             found = self._loose.found(name) or self._map(name, digest_of(name))
         if found is not None:
             counting().hits += 1
@@ -190,7 +186,7 @@ class Cache:
         except (OSError, ValueError, MemoryError):
             return None
         self._looked_at.append(name)
-        with suppress(KeyError, IndexError):  # another thread has dropped it
+        with suppress(IndexError):  # other threads have taken the others
             for _ in range(max(_LOOKED_AT, len(self._mapped) // 256)):
                 # An evicted piece takes up disk space for as long as it is mapped.
                 oldest = self._looked_at.popleft()
@@ -199,7 +195,7 @@ class Cache:
                 elif oldest in self._mapped:
                     self._looked_at.append(oldest)
             while len(self._mapped) > _MOST_MAPPED:
-                self._mapped.popitem(last=False)
+                self._mapped.pop(self._looked_at.popleft(), None)
         return view
 
     def _warn(self, error: OSError) -> None:

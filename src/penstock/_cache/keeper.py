@@ -15,7 +15,7 @@ from penstock._cache.claims import Claim, near
 from penstock._cache.lru import LruCache
 from penstock._cache.shared import Inventory
 from penstock._cache.uses import Uses, uses
-from penstock._system.interrupts import interrupts_deferred
+from penstock._system.interrupts import LiveObjects, interrupts_deferred
 from penstock._system.threads import started
 from penstock.plan._forecast import Forecast
 from penstock.plan._grouping import Grouping
@@ -23,7 +23,7 @@ from penstock.plan._order import Sequential
 
 _PAUSE = 0.05  # seconds between two looks
 
-_keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
+_keepers = LiveObjects["Keeper"]()
 """The open keepers of this process."""
 
 
@@ -73,7 +73,7 @@ class Keeper:
     def _tell_kept(self) -> None:
         # Two loaders of this process may read one table, such as the parts of a random split.
         # `_kept` is this process's own cache of decoded blocks.
-        self._kept.needed = set[int]().union(*(each._needed for each in [*_keepers] if each._kept is self._kept))
+        self._kept.needed = set[int]().union(*(each._needed for each in _keepers if each._kept is self._kept))
 
     def close(self) -> None:
         with interrupts_deferred():

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
+from itertools import count
 from typing import Any, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+
+
+class _Kept(Generic[T]):
+    __slots__ = ("nbytes", "used", "value")
+
+    def __init__(self, value: T, nbytes: int, used: int) -> None:
+        self.value, self.nbytes, self.used = value, nbytes, used
 
 
 class LruCache(Generic[K, T]):
@@ -24,13 +31,16 @@ class LruCache(Generic[K, T]):
         """Number of values dropped so far."""
         self.needed: set[K] = set()
         """Keys of values that must stay and do not count towards `most`. A `Keeper` updates them every 50 ms."""
-        self._values: OrderedDict[K, tuple[T, int]] = OrderedDict()
+        # Changed under the lock, but read without it. So a use only numbers the entry: if it moved the entry, another
+        # thread might look for the entry while it is in neither place.
+        self._values: dict[K, _Kept[T]] = {}
+        self._uses = count()
         self._renew()
 
     def _renew(self) -> None:
         self._lock = threading.Lock()
         self._reading: dict[K, threading.Lock] = {}
-        self._nbytes = sum(nbytes for _, nbytes in self._values.values())
+        self._nbytes = sum(kept.nbytes for kept in self._values.copy().values())
         self._process = os.getpid()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -42,18 +52,14 @@ class LruCache(Generic[K, T]):
     def drop(self, numbers: Iterable[K]) -> None:
         with self._lock:
             for number in numbers:
-                _, nbytes = self._values.pop(number, (None, 0))
-                self._nbytes -= nbytes
+                self._pop(number)
 
     def found(self, number: K) -> T | None:
-        found = self._values.get(number)
-        if found is None:
+        kept = self._values.get(number)
+        if kept is None:
             return None
-        try:
-            self._values.move_to_end(number)
-        except KeyError:  # another thread has dropped it
-            pass
-        return found[0]
+        kept.used = next(self._uses)
+        return kept.value
 
     def get(self, number: K, read: Callable[[K], tuple[T, int]]) -> T:
         """Returns a value. If the value is not cached, calls `read(number)`, which returns (value, size in bytes)."""
@@ -63,24 +69,28 @@ class LruCache(Generic[K, T]):
         if self._process != os.getpid():  # a thread of the parent may have held a lock when this process was forked
             self._renew()
         with self._reading.setdefault(number, threading.Lock()):
-            found = self._values.get(number)
-            if found is None:
-                found = read(number)
-                self._add(number, found)
+            kept = self._values.get(number)
+            if kept is None:
+                kept = _Kept(*read(number), next(self._uses))
+                self._add(number, kept)
         self._reading.pop(number, None)
-        return found[0]
+        return kept.value
 
-    def _add(self, number: K, value: tuple[T, int]) -> None:
+    def _add(self, number: K, kept: _Kept[T]) -> None:
         with self._lock:
-            _, before = self._values.pop(number, (None, 0))  # another thread may have read it too
-            self._values[number] = value
-            self._nbytes += value[1] - before
+            self._pop(number)  # another thread may have read it too
+            self._values[number] = kept
+            self._nbytes += kept.nbytes
             needed = self.needed
-            most = self._most + sum(self._values[each][1] for each in needed if each in self._values)
+            most = self._most + sum(self._values[each].nbytes for each in needed if each in self._values)
             if self._nbytes > most:
-                for old in [old for old in self._values if old != number and old not in needed]:
-                    _, nbytes = self._values.pop(old)
-                    self._nbytes -= nbytes
+                others = [old for old in self._values if old != number and old not in needed]
+                for old in sorted(others, key=lambda old: self._values[old].used):
+                    self._pop(old)
                     self.dropped += 1
                     if self._nbytes <= most:
                         break
+
+    def _pop(self, number: K) -> None:
+        kept = self._values.pop(number, None)
+        self._nbytes -= 0 if kept is None else kept.nbytes

@@ -18,6 +18,7 @@ from hashlib import blake2b
 import numpy as np
 
 from penstock._memory.mapping import mapped as memory
+from penstock._memory.mapping import view_of
 from penstock._system import trust
 from penstock._system.interrupts import acquire
 
@@ -83,7 +84,7 @@ def mapped(
         size, stamp = about.st_size, stamp_of(about)
         if size < EXTRA:
             raise ValueError(f"{path} has only {size} bytes")
-        view = memory(fd, size, writable=False).toreadonly()
+        view = view_of(memory(fd, size, writable=False), writable=False)
     finally:
         os.close(fd)
     end = bytes(view[-EXTRA : -_CHECK.size])

@@ -39,7 +39,7 @@ from penstock._cache.claims import MOST_NEEDS, ROW, Claim, Rows, place, surplus
 from penstock._cache.locks import ByteLock, LockError, LockPatience, again, is_locked, open_alone
 from penstock._cache.pieces import write_all
 from penstock._measure.page import memfds
-from penstock._memory.mapping import mapped
+from penstock._memory.mapping import mapped, view_of
 from penstock._system import descriptors, trust
 from penstock._system.interrupts import acquire, finalizer, interrupts_deferred, with_loan
 from penstock._system.platform import HAS_PROCESSES, SEAL_SHRINK, resource
@@ -303,7 +303,7 @@ def _map_block(path: str, inode: int, nbytes: int) -> memoryview:
         about = os.fstat(fd)
         if (about.st_ino, about.st_size) != (inode, nbytes):
             raise OSError("another block")
-        return mapped(fd, nbytes, writable=False).toreadonly()
+        return view_of(mapped(fd, nbytes, writable=False), writable=False)
     finally:
         os.close(fd)
 

@@ -283,7 +283,8 @@ class Engine(EngineLifetime):
         # This comes first, because a worker that is forked later already has the change, and must not make it again.
         self.backend.update(change)
         self.stopwatch.stop(len(self._course.ready))
-        self.stopwatch.meter.repeated += self._course.redo()
+        repeated = self._course.redo()
+        self.stopwatch.meter.troubles.mine().repeated += repeated
         self._pace.forget()
         self._carry_out(events.Changed())
         self.backend.flush()

@@ -47,8 +47,8 @@ class Turn:
 
     def __init__(self) -> None:
         self.changes = InterruptSafeCondition()  # wakes waiting threads when the turn is free
-        self.holder: Hold | None = None
-        self.waiting: dict[int, Hold] = {}  # by the id of the hold
+        self.holder: Hold | None = None  # the holder lets go without the lock
+        self.waiting: dict[int, Hold] = {}  # by the id of the hold; changed without the lock, so iterate over a copy
         self.ended_by = ""
         self.after: object = None  # see `close_at_last`
         self._process = _this_process
@@ -84,7 +84,7 @@ class Turn:
             self.waiting.pop(id(hold), None)
 
     def _is_to_change(self) -> bool:
-        return any(use is CHANGE for _, use in tuple(self.waiting.values()))
+        return any(use is CHANGE for _, use in self.waiting.copy().values())
 
     def _refuse(self, hold: Hold) -> None:
         """Raises if waiting would deadlock, if the engine has ended, or if two threads call `next` at once."""
@@ -94,9 +94,10 @@ class Turn:
             return
         if self.ended_by:
             raise self.closed_error()
-        if self.is_used_here() or (hold[0], CHANGE) in tuple(self.waiting.values()):
+        if self.is_used_here() or (hold[0], CHANGE) in self.waiting.copy().values():
             raise RuntimeError("The loader was asked for a batch from inside of its own next() or update().")
-        if self.holder is not None and self.holder[1] is NEXT:
+        holder = self.holder
+        if holder is not None and holder[1] is NEXT:
             raise RuntimeError(
                 "Two threads asked one iterator for a batch at the same time. To deal the batches of one epoch to "
                 "several threads, give each thread one of the iterators that loader.share(n) returns; for an epoch "
@@ -108,7 +109,8 @@ class Turn:
 
     def is_used_here(self) -> bool:
         """True if this thread is already using the engine, further up its call stack."""
-        return self.holder is not None and self.holder[0] == get_ident()
+        holder = self.holder
+        return holder is not None and holder[0] == get_ident()
 
 
 def close_at_last(close: Callable[[], None], turn: Turn, pid: int) -> None:

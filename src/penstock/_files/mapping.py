@@ -61,7 +61,7 @@ def map_file(file: File, address: int) -> None:
 def map_again(memory: memoryview, address: int) -> bool:
     """Maps the file behind `memory` a second time, even if it was deleted. Returns False if that fails."""
     try:
-        copy_map(np.frombuffer(memory, np.uint8).ctypes.data, len(memory), address)
+        copy_map(np.ndarray(1, np.uint8, memory).ctypes.data, len(memory), address)
     except OSError:
         clear(address, len(memory))  # the range must not have a hole
         return False

@@ -58,7 +58,7 @@ class RemoteFile(AnyFile):
             view = self.pieces.found(piece)
             if view is None:
                 ((_, view),) = self._views([piece])
-            return bytes(view[start - piece.start : start - piece.start + length])
+            return _part(view, start - piece.start, length).tobytes()
         return self.read_each([start], [length])[0]
 
     def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
@@ -73,11 +73,11 @@ class RemoteFile(AnyFile):
             for number in wanted[piece]:
                 start, length = starts[number], lengths[number]
                 if piece.start <= start and start + length <= piece.stop:
-                    found[number] = bytes(view[start - piece.start : start - piece.start + length])
+                    found[number] = _part(view, start - piece.start, length).tobytes()
                     continue
                 whole = parts.setdefault(number, bytearray(length))
                 first, stop = max(start, piece.start), min(start + length, piece.stop)
-                whole[first - start : stop - start] = view[first - piece.start : stop - piece.start]
+                whole[first - start : stop - start] = _part(view, first - piece.start, stop - first)
             del view
         for number, whole in parts.items():
             found[number] = bytes(whole)
@@ -202,5 +202,10 @@ class FromTheStart(AnyFile):
             self._have = [*self._have[-1:], found]
         for piece, view in self._have:
             if piece.start <= start and stop <= piece.stop:
-                return bytes(view[start - piece.start : stop - piece.start])
+                return _part(view, start - piece.start, length).tobytes()
         return self._file.read(start, length)
+
+
+def _part(view: memoryview, start: int, length: int) -> NDArray[np.uint8]:
+    """Returns a part of a view that several threads use. They must not slice the view: see `view_of`."""
+    return np.ndarray(length, np.uint8, view, start)

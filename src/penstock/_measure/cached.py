@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock._at_work import Source, at_work
+from penstock._system.perthread import PerThread
 from penstock._system.warnings import warn_caller
 
 NOTICE = 10.0
@@ -45,15 +46,33 @@ def warn_of(outage: OngoingOutage) -> None:
         )
 
 
-class CacheCounts:
-    """Lets other processes see the outage. Subclasses implement this."""
+_NAMES = "hits", "misses", "waited", "fetched", "evicted", "requests", "retries", "nbytes", "decoded"
 
-    NAMES = "hits", "misses", "waited", "fetched", "evicted", "requests", "retries", "nbytes", "decoded"
-    __slots__ = (*NAMES, "changed", "limit", "needed", "outages", "warns")
+
+class ThreadCounts:
+    """The cache counters of one thread. See `penstock.stats.CacheFigures`; here, `waited` is in nanoseconds."""
+
+    __slots__ = _NAMES
 
     def __init__(self, *counts: int) -> None:
-        self.hits, self.misses, self.waited, self.fetched, self.evicted, *rest = counts or (0,) * len(self.NAMES)
+        self.hits, self.misses, self.waited, self.fetched, self.evicted, *rest = counts or (0,) * len(_NAMES)
         self.requests, self.retries, self.nbytes, self.decoded = rest
+
+
+class CacheCounts:
+    """The cache counters of one worker, or of a loader's scouts (threads that download data ahead of time).
+
+    Each of their threads has its own counters, and the attributes named in `NAMES` are the sums. Only scouts set
+    `needed` and `limit`. `changed` is True if a counter may have changed since `changed` was last reset. If `warns`
+    is True, the counting thread warns about outages, because the caller cannot see these counters.
+    """
+
+    NAMES = _NAMES
+    __slots__ = ("_before", "_threads", "changed", "limit", "needed", "outages", "warns")
+
+    def __init__(self, *counts: int) -> None:
+        self._before = ThreadCounts(*counts)
+        self._threads = PerThread(ThreadCounts)
         self.changed, self.warns = False, True
         self.needed = self.limit = 0
         self.outages: dict[Request, OngoingOutage] = {}  # threads of a worker may wait for several requests
@@ -66,8 +85,16 @@ class CacheCounts:
     def show(self, outage: OngoingOutage | None) -> None:
         """Shows the outage to other processes. Subclasses implement this; here it does nothing."""
 
+    def mine(self) -> ThreadCounts:
+        return self._threads.mine()
+
     def words(self) -> list[int]:
         return [getattr(self, name) for name in self.NAMES]
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _NAMES:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return sum(getattr(counts, name) for counts in [self._before, *self._threads.all()])
 
 
 class Request:
@@ -111,15 +138,15 @@ class Counting(Source):
         return self._counts
 
 
-def counting() -> CacheCounts:
-    """Returns the counters of the worker or scout that the calling thread belongs to.
+def counting() -> ThreadCounts:
+    """Returns the calling thread's counters, which are a part of those of its worker or scout."""
+    counts = cache_counts()
+    counts.changed = True
+    return counts.mine()
 
-    Threads share the counters without a lock, because `counts.hits += 1` is atomic under the GIL if the right-hand
-    side makes no call (see `_system/interrupts.py`). So add only constants and local variables.
-    """
+
+def cache_counts() -> CacheCounts:
+    """Returns the counters of the worker or scout that the calling thread belongs to."""
     source = at_work.source
     counts = None if source is None else source.cache
-    if counts is None:
-        return outside
-    counts.changed = True
-    return counts
+    return outside if counts is None else counts

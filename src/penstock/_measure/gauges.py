@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from penstock._measure.cached import CacheCounts, OngoingOutage
 from penstock._measure.histogram import BUCKETS, bucket
-from penstock._memory.mapping import mapped
+from penstock._memory.mapping import mapped, view_of
 
 _WAITED, _WAITING, _TRACING = range(3)  # words of the head
 _HEAD = 4096  # bytes: one page of memory, which the caller writes and workers read
@@ -136,7 +136,7 @@ _IDLE = struct.Struct("4q")  # waited_task, waited_room, cpu, delayed
 _CACHE = struct.Struct(f"{len(CacheCounts.NAMES)}q")  # cache_hits and so on
 _TIMES = 32  # the offset of the histogram, in words
 _SLOWEST = _TIMES + BUCKETS
-_COPIED = 8 * _SLOWEST  # bytes
+_COPY = struct.Struct(f"{8 * _SLOWEST}s")
 MOST_SLOW = 10
 _NAME = 96  # bytes for a key and a path together
 _SLOW = struct.Struct(f"3qq{_NAME}s")  # ns, epoch, step, the length of the text, and the text: a key and a path
@@ -148,6 +148,7 @@ _RECORDED = 31
 _RECORDS = 512
 _RECORD = struct.Struct("8q")
 _RING = 1024  # the offset of the records, in words
+_TOLD_WHOLE, _TOLD_COUNTS = struct.Struct(f"{8 * _RING}s"), struct.Struct(f"{8 * _TIMES}s")
 _ROW = _RING + _RECORDS * 8
 _ROWS = 1024  # further seats share rows
 
@@ -180,8 +181,8 @@ class Gauges:
     SIZE = _HEAD + _ROWS * _ROW * 8  # most pages are never touched, so they take no memory
 
     def __init__(self, fd: int | None) -> None:
-        self.memory = memoryview(mapped(fd, self.SIZE)).cast("B")
-        self.words = self.memory.cast("q")
+        self.memory = mapped(fd, self.SIZE)
+        self.words = view_of(self.memory).cast("q")  # all threads share it, so no thread may slice it: see `view_of`
         self.seats: frozenset[int] = frozenset()  # seats that have had a worker; replaced, never changed
         self._read: dict[int, int] = {}  # by seat: the number of records read so far
         self.nodes: Mapping[int, str] = {}  # by seat: the name of a worker's machine; replaced, never changed
@@ -200,11 +201,10 @@ class Gauges:
         words[_WAITING] = 0
 
     def counts(self, seat: int) -> Counts:
-        return Counts._make(_COUNTS.unpack_from(self.memory, self.row(seat)[1]))
+        return Counts._make(_COUNTS.unpack_from(self.memory, self.row(seat) * 8))
 
     def copy(self, seat: int) -> RowCopy:
-        start = _HEAD + seat % _ROWS * _ROW * 8
-        return RowCopy(seat, self.memory[start : start + _COPIED].tobytes())
+        return RowCopy(seat, *_COPY.unpack_from(self.memory, self.row(seat) * 8))
 
     def slowest(self, seat: int, epoch: int | None = None) -> list[Slow]:
         """Returns the worker's slowest samples: of all epochs, or of one of the last two."""
@@ -224,28 +224,27 @@ class Gauges:
 
     def outage(self, seats: Iterable[int]) -> OngoingOutage | None:
         """Returns the longest outage of a store that currently delays one of these workers."""
-        waiting = [(since, seat) for seat in seats if (since := self.row(seat)[0][_OUTAGE])]
+        waiting = [(since, seat) for seat in seats if (since := self.words[self.row(seat) + _OUTAGE])]
         if not waiting:
             return None
         since, seat = min(waiting)
-        length, text = _STORE.unpack_from(self.memory, self.row(seat)[1] + 8 * _STORE_AT)
+        length, text = _STORE.unpack_from(self.memory, (self.row(seat) + _STORE_AT) * 8)
         return OngoingOutage(text[: max(0, length)].decode(errors="ignore"), since)
 
     def show_outage(self, seat: int, outage: OngoingOutage | None) -> None:
-        words, start = self.row(seat)
+        row = self.row(seat)
         if outage is not None:
             text = outage.store.encode()[:_STORE_NAME]
-            _STORE.pack_into(self.memory, start + 8 * _STORE_AT, len(text), text)
-        words[_OUTAGE] = 0 if outage is None else outage.since
+            _STORE.pack_into(self.memory, (row + _STORE_AT) * 8, len(text), text)
+        self.words[row + _OUTAGE] = 0 if outage is None else outage.since
 
     def trace(self, on: bool) -> None:
         self.words[_TRACING] = on
 
     def records(self, seat: int) -> list[TracedTask]:
-        """Returns the records of tasks that a worker has written since the last call, but at most the newest 512."""
-        words, start = self.row(seat)
-        recorded = words[_RECORDED]
-        places = _record_places(start, self._read.get(seat, 0), recorded)
+        """Returns the task records that a worker has written since the last call, but at most the newest 512."""
+        recorded = self.recorded(seat)
+        places = _record_places(self.row(seat) * 8, self._read.get(seat, 0), recorded)
         self._read[seat] = recorded
         return [TracedTask(seat, *_RECORD.unpack_from(self.memory, at)) for at in places]
 
@@ -257,11 +256,11 @@ class Gauges:
         If `whole` is True, they include the histogram and the slowest samples. If `since` is given, they include the
         records of tasks from this number on.
         """
-        words, start = self.row(seat)
-        recorded = words[_RECORDED]
-        told = words[: _RING if whole else _TIMES].tobytes()
+        start, recorded = self.row(seat) * 8, self.recorded(seat)
+        told: bytes
+        (told,) = (_TOLD_WHOLE if whole else _TOLD_COUNTS).unpack_from(self.memory, start)
         places = _record_places(start, recorded if since is None else since, recorded)
-        records = b"".join([self.memory[at : at + _RECORD.size] for at in places])
+        records = b"".join([_RECORD.pack(*_RECORD.unpack_from(self.memory, at)) for at in places])
         return _TOLD.pack(len(told) // 8, len(places)) + told + records
 
     def hear(self, seat: int, told: bytes | bytearray, shift: int) -> None:
@@ -271,11 +270,11 @@ class Gauges:
         for at in _MOMENTS:
             if row[at]:
                 row[at] += shift
-        words, start = self.row(seat)
+        start = self.row(seat) * 8
         heard = _RECORD.iter_unpack(told[_TOLD.size + 8 * count :])
         for at, record in zip(_record_places(start, row[_RECORDED] - records, row[_RECORDED]), heard, strict=True):
             _RECORD.pack_into(self.memory, at, *(moment + shift for moment in record[:4]), *record[4:])
-        words[:count] = memoryview(row)
+        struct.pack_into(f"{8 * count}s", self.memory, start, row.tobytes())
 
     def waited(self) -> int:
         """Returns how long the caller has waited for batches so far, in nanoseconds."""
@@ -291,16 +290,15 @@ class Gauges:
         return self.words[_TRACING]
 
     def recorded(self, seat: int) -> int:
-        return self.row(seat)[0][_RECORDED]
+        return self.words[self.row(seat) + _RECORDED]
 
     def begun(self, seat: int, at: int) -> None:
-        """Records when this worker began its current task. A time of 0 means that it has none."""
-        self.row(seat)[0][_SINCE] = at
+        """Records when this worker began its current task. The time 0 means that it has no task."""
+        self.words[self.row(seat) + _SINCE] = at
 
-    def row(self, seat: int) -> tuple[memoryview[int], int]:
-        """Returns a worker's row as 8-byte words, and the row's byte offset in memory."""
-        start = _HEAD // 8 + seat % _ROWS * _ROW
-        return self.words[start : start + _ROW], start * 8
+    def row(self, seat: int) -> int:
+        """Returns the offset of a worker's row in `words`."""
+        return _HEAD // 8 + seat % _ROWS * _ROW
 
     def entry(self, seat: int, number: int) -> int:
         return _HEAD + (seat % _ROWS * _ROW + _SLOWEST + number * MOST_SLOW * _ENTRY) * 8
@@ -328,8 +326,9 @@ class Gauge:
     """Measures one worker: with `detailed`, the parts of each step, and with `times`, each sample."""
 
     def __init__(self, gauges: Gauges, seat: int, pid: int, cpu_ns: Callable[[], int]) -> None:
-        self._memory, self._head = gauges.memory, gauges.words
-        self._words, self._at = gauges.row(seat)
+        self._memory = view_of(gauges.memory)
+        self._head, row = self._memory.cast("q"), gauges.row(seat)
+        self._words, self._at = self._head[row : row + _ROW], row * 8
         counts = gauges.counts(seat)
         self._tasks, self._steps, self._busy = counts.tasks, counts.steps, counts.busy
         self._timed = counts.timed, counts.fetching, counts.writing

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +20,7 @@ from penstock._measure.cached import CacheCounts
 from penstock._measure.gauges import MOST_SLOW, Counts, Gauges, RowCopy, Slow
 from penstock._measure.histogram import BUCKETS, buckets
 from penstock._system.interrupts import interrupts_deferred
+from penstock._system.perthread import PerThread
 
 clock = time.perf_counter_ns
 
@@ -103,7 +105,20 @@ class MeterSnapshot(NamedTuple):
         return found
 
 
+def _none_yet() -> list[int]:
+    return [0, 0]
+
+
 _NOTHING = Totals(0, Answer(0, 0, 0, 0, 0, 0), *np.zeros((2, BUCKETS), np.int64))
+
+
+class Troubles:
+    """The counts of one thread: workers that were replaced, steps that were repeated, samples that were skipped."""
+
+    __slots__ = ("repeated", "replaced", "skipped")
+
+    def __init__(self) -> None:
+        self.replaced = self.repeated = self.skipped = 0
 
 
 class Meter:
@@ -120,13 +135,13 @@ class Meter:
         self.asked = 0  # when the caller last asked for a batch
         self.follow: Callable[[Any], None] | None = None  # called with each new engine while a trace is written
         self.publish: Callable[[], None] = lambda: None  # shows the figures to `penstock top` now
-        self.replaced = self.repeated = self.skipped = 0
+        self.troubles = PerThread(Troubles)
         self.scouts = CacheCounts()  # shared by all scouts of the loader
-        self.longest = [0, 0]  # the longest wait and the longest work of the epoch
-        self.longest_ever = [0, 0]
+        self.begin_epoch()
+        self._longest_ever = PerThread(_none_yet)
         # `_kept` has the last answers, by number. `_state` has the totals, and the kept answers that the totals
         # already include. Both are in one tuple, so that another thread counts each answer once. Adding or removing
-        # an entry of a dict, and copying the dict, are atomic (guaranteed by the GIL).
+        # an entry of a dict, and copying the dict, are atomic, and so is counting (decision 0057).
         self._kept: dict[int, bytes] = {}
         self._numbers = itertools.count()
         self._state: tuple[Totals, dict[int, bytes]] = _NOTHING, {}
@@ -138,16 +153,26 @@ class Meter:
         self._nodes: dict[int, str] = {}
         self._times = bytes(8 * BUCKETS)
         self._slowest: list[tuple[int, Slow]] = []
+        self._ending: deque[Gauges] = deque()
+        self._keeping = threading.Lock()  # no thread waits for it: see `keep`
 
     def answered(self, wait: int, work: int, steps: int, rows: int, nbytes: int, ready: int) -> int:
         """Stores a task's measurements for `add_up`. Returns how many tasks are stored."""
         self._kept[next(self._numbers)] = _ANSWER.pack(wait, work, steps, rows, nbytes, ready)
-        longest = self.longest
+        longest = self._longest.mine()
         if wait > longest[0] or work > longest[1] * steps:
             each = work // max(1, steps)
-            for kept in (longest, self.longest_ever):
+            for kept in (longest, self._longest_ever.mine()):
                 kept[:] = max(kept[0], wait), max(kept[1], each)
         return len(self._kept)
+
+    def begin_epoch(self) -> None:
+        self._longest = PerThread(_none_yet)
+
+    def longest(self, *, ever: bool = False) -> tuple[int, int]:
+        """Returns the longest wait and the longest work of the epoch, or `ever` of the loader's life."""
+        found = (self._longest_ever if ever else self._longest).all()
+        return max((wait for wait, _ in found), default=0), max((work for _, work in found), default=0)
 
     def add_up(self) -> None:
         """Adds the stored measurements to the totals. Finalizers must not call this method: see `keep`."""
@@ -173,7 +198,8 @@ class Meter:
         for number in counted:
             kept.pop(number, None)
         answers = b"".join([*kept.values(), *(_ANSWER.pack(*answer) for answer in open_answers)])
-        troubles, scouts = (self.replaced, self.repeated, self.skipped), self.scouts
+        each, scouts = self.troubles.all(), self.scouts
+        troubles = (sum(getattr(one, name) for one in each) for name in ("replaced", "repeated", "skipped"))
         cpu = time.process_time_ns() - self._cpu
         ahead = scouts.fetched, scouts.evicted, scouts.requests, scouts.retries, scouts.nbytes
         copies = [gauges.copy(seat) for gauges in live for seat in sorted(gauges.seats)]
@@ -186,6 +212,16 @@ class Meter:
         variable, such as that of `np.errstate`, is being set. If numpy reads the variable at that moment, CPython
         caches a value that is about to be freed, and numpy fails from then on ("invalid PyCapsule object").
         """
+        self._ending.append(gauges)
+        # If another thread is doing it, or this thread further up its stack, it saves these too.
+        while self._ending and self._keeping.acquire(blocking=False):
+            try:
+                while self._ending:
+                    self._keep(self._ending.popleft())
+            finally:
+                self._keeping.release()
+
+    def _keep(self, gauges: Gauges) -> None:
         snapshot = self.snapshot([gauges])
         words = [memoryview(one).cast("q") for one in snapshot.times()]
         self._counts, self._times = snapshot.workers(), array("q", map(sum, zip(*words, strict=True))).tobytes()
@@ -223,7 +259,7 @@ class Tracer(Protocol):
 class Stopwatch:
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
-        self.tracer: Tracer | None = None
+        self.tracer: Tracer | None = None  # any thread may change it
         self._asked = self._answered = 0
         self._ready = self._wait = 0
         self._delivered = 0, 0, 0  # steps, rows and bytes of the last task
@@ -239,8 +275,8 @@ class Stopwatch:
             if meter.answered(self._wait, now - self._answered, steps, rows, nbytes, self._ready) > _MOST:
                 meter.add_up()
             self._wait = 0
-            if self.tracer is not None:
-                self.tracer.asked(self._answered, now)
+            if (tracer := self.tracer) is not None:
+                tracer.asked(self._answered, now)
         if now > meter.next_tick:
             meter.next_tick = now + meter.every
             meter.due = True
@@ -249,16 +285,16 @@ class Stopwatch:
     def deliver(self, steps: int, rows: int, nbytes: int, seq: int = -1) -> None:
         self._delivered = steps, rows, nbytes
         self._in_hand = True
-        if self.tracer is not None:
-            self.tracer.delivers(seq)
+        if (tracer := self.tracer) is not None:
+            tracer.delivers(seq)
 
     def answer(self, ready: bool) -> None:
         """Records the end of the caller's request. After a timeout, the time waited counts for the next request."""
         now = self._answered = clock()
         self._wait += now - self._asked
         self._ready = ready
-        if self.tracer is not None:
-            self.tracer.answered(self._asked, now)
+        if (tracer := self.tracer) is not None:
+            tracer.answered(self._asked, now)
         if not self.meter.first:
             self.meter.first = now
 
@@ -282,22 +318,23 @@ class Stopwatch:
     # Events of workers.
 
     def hired(self, seat: int, replaces: str) -> None:
-        if self.tracer is not None:
-            self.tracer.hired(seat, replaces)
+        if (tracer := self.tracer) is not None:
+            tracer.hired(seat, replaces)
 
     def lost(self, who: str, how: str, steps: int) -> None:
         """Records that a worker has died, and that `steps` steps must be repeated."""
-        self.meter.replaced += 1
-        self.meter.repeated += steps
-        if self.tracer is not None:
-            self.tracer.lost(who, how)
+        troubles = self.meter.troubles.mine()
+        troubles.replaced += 1
+        troubles.repeated += steps
+        if (tracer := self.tracer) is not None:
+            tracer.lost(who, how)
 
     def resized(self, workers: int) -> None:
-        if self.tracer is not None:
-            self.tracer.resized(workers)
+        if (tracer := self.tracer) is not None:
+            tracer.resized(workers)
 
     def end(self, gauges: Gauges) -> None:
-        if self.tracer is not None:
-            self.tracer.end()
+        if (tracer := self.tracer) is not None:
+            tracer.end()
         if not sys.is_finalizing():  # numpy may be gone by then
             self.meter.keep(gauges)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock._system.interrupts import free_at_end, interrupts_deferred
 from penstock._system.platform import resource
@@ -72,10 +73,11 @@ def grow(fd: int, size: int) -> None:
         ) from None
 
 
-def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = True) -> memoryview:
-    """Returns a file's shared bytes, or private memory if `fd` is None. The last reference to them unmaps them."""
-    if not CAN_PLACE:
-        return memoryview(mmap.mmap(-1, length))
+def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = True) -> Any:
+    """Maps a file's shared bytes, or private memory if `fd` is None. The last reference to the result unmaps them.
+
+    The result is a ctypes array, for `np.frombuffer`, `view_of` and `struct`.
+    """
     # Not mmap.mmap, which keeps a descriptor for each mapping: a caller with many large batches would run out of
     # them. (Python 3.13 can avoid it.)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if fd is None else mmap.MAP_SHARED
@@ -89,7 +91,16 @@ def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = Tru
                 "smaller prefetch_factor, or fewer workers, or keep fewer batches."
             ) from error
         memory: Any = (ctypes.c_ubyte * length).from_address(address)
-        array = np.frombuffer(memory, np.uint8)
+        array: Any = np.frombuffer(memory, np.uint8)
         free_at_end(array, partial(unmap, address, length))
-        # Not the array itself, because views of views would refer to it, and not to the view that is lent.
-        return array.data
+        # Not the array itself, because views of views would refer to it, and not to the view that is lent. And not a
+        # memoryview: CPython counts all views of a memoryview in one number, without a lock. If threads make and drop
+        # views at the same time and there is no GIL, that number may reach 0 while some of the views are in use.
+        return (ctypes.c_ubyte * length).from_buffer(array)
+
+
+def view_of(memory: Any, *, writable: bool = True) -> memoryview:
+    """Returns a view of mapped memory. Several threads may read and set its items, but only one may slice it."""
+    array: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
+    array.flags.writeable = writable
+    return array.data

@@ -22,13 +22,14 @@ lives. So a slab that is on loan at a fork is used again only after the child ha
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +63,7 @@ class Arena:
 
     def __init__(self, fd: int | None) -> None:
         self.fd = fd
-        self._extents: dict[int, memoryview] = {}
+        self._extents: dict[int, Any] = {}  # by offset; see `mapped`
 
     def root(self, region: Region) -> NDArray[np.uint8]:
         """Returns a new array over the whole region. It stays alive as long as any view of it."""
@@ -76,8 +77,7 @@ class Arena:
         buffer = self._extents.get(region.extent)
         if buffer is not None and CAN_PLACE:
             advice = mmap.MADV_DONTNEED if self.fd is None else mmap.MADV_REMOVE
-            address = np.frombuffer(buffer, np.uint8).ctypes.data
-            advise(address + region.start, region.capacity, advice)
+            advise(ctypes.addressof(buffer) + region.start, region.capacity, advice)
 
 
 class Slabs:
@@ -171,7 +171,7 @@ class Leases:
 
     def lend(self, slab: int, root: NDArray[np.uint8], nbytes: int = 0) -> None:
         # The callback runs in the thread that drops the last view, at any instruction, perhaps inside the garbage
-        # collector. deque.append is atomic (guaranteed by the GIL) and takes none of our locks.
+        # collector. deque.append is atomic and takes none of our locks.
         lease = _Lease(root, self._returned.append)
         lease.slab, lease.nbytes, lease.forks = slab, nbytes, ()
         self._lent[slab] = lease
@@ -182,7 +182,7 @@ class Leases:
 
     @property
     def nbytes(self) -> int:
-        return sum(lease.nbytes for lease in tuple(self._lent.values()))
+        return sum(lease.nbytes for lease in self._lent.copy().values())
 
     @property
     def matter_at_fork(self) -> bool:
@@ -223,7 +223,7 @@ class Leases:
         if fork is None:
             self._lent.clear()
             return
-        for lease in self._lent.values():
+        for lease in self._lent.copy().values():
             if fork not in lease.forks:
                 lease.forks = (*lease.forks, fork)
 
@@ -231,7 +231,7 @@ class Leases:
         """Forgets all forks and ignores later ones, because slabs are not used again. Lent bytes still count."""
         self._shared = False
         self._inherited.clear()
-        for lease in tuple(self._lent.values()):
+        for lease in self._lent.copy().values():
             lease.forks = ()
 
     def forget(self) -> None:

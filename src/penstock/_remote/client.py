@@ -97,7 +97,7 @@ class WebServer:
         self.place = f"{self.address.scheme}://{urlsplit(url).netloc}"  # the URL without path and query
         self._client = client
         self._proxy, self._proxy_headers = self._find_proxy()
-        self._idle: list[HTTPConnection] = []  # only one thread at a time uses a connection
+        self._idle: list[HTTPConnection] = []  # a thread that takes a connection is the only one that uses it
         # __del__ is not used, because in a reference cycle sockets may be finalized before it, and would warn.
         weakref.finalize(self, _close, self._idle)
 
@@ -114,7 +114,10 @@ class WebServer:
     def ask(self, method: str, target: str, headers: Mapping[str, str]) -> HttpAnswer:
         """Sends one request and returns the response. Raises OSError or HTTPException if the connection fails."""
         while True:
-            connection, is_new = (self._idle.pop(), False) if self._idle else (self._connection(), True)
+            try:
+                connection, is_new = self._idle.pop(), False
+            except IndexError:
+                connection, is_new = self._connection(), True
             try:
                 return self._asked(connection, method, target, headers)
             except (HTTPException, OSError):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote_plus, unquote
 
-from penstock._measure.cached import Request, counting
+from penstock._measure.cached import Request, cache_counts, counting
 from penstock._remote.options import SCHEMES, client_options, named
 from penstock._remote.parallel import Pause, interruptibly
 from penstock._remote.retry import FINDING, READING, Patience, RequestFailed, RequestFault
@@ -173,7 +173,7 @@ class Remote:
     ) -> T:
         """Sends a request to the store, with retries. `what` is the beginning of error messages."""
         begun, failures, odd = time.monotonic(), 0, 0
-        with Request(counting()) as waits:
+        with Request(cache_counts()) as waits:
             while True:
                 counting().requests += 1
                 try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -9,6 +10,7 @@ from typing import Any
 
 from penstock._resume.state import MOST_BEYOND, Epochs, Progress, State, with_later
 from penstock._system.interrupts import interrupts_deferred
+from penstock._system.perthread import PerThread
 from penstock.batch import Batch
 from penstock.errors import StateError
 from penstock.plan import ComputedPlan, Plan
@@ -29,6 +31,8 @@ class Commits(Progress):
         super().__init__(begin, plan)
         # Identifies the batches of this epoch, also after they were pickled. Not from a generator of the user.
         self.number = int.from_bytes(os.urandom(7), "big")
+        # A step goes from `_last` to `_open`, and from there to the committed steps, and for a moment it is in both
+        # places. Other threads, which take no lock, look for it in this order, so that they do not miss it.
         self._open: dict[int, bytes | None] = {}  # the marks of the steps that were handed out and not committed
         self._last: tuple[int, bytes | None] | None = None  # it is not known yet whether this step has a batch
         self._reached = max([begin.steps, *(step + 1 for step in begin.beyond)])
@@ -75,10 +79,11 @@ class Commits(Progress):
         """Commits an open step. Returns False if it was committed before. Raises KeyError for any other step."""
         with interrupts_deferred(), self._lock:
             if step in self._open:
-                super().passed(step, self._open.pop(step))
+                super().passed(step, self._open[step])
+                del self._open[step]
                 return True
-        if step < self.steps or step in self._beyond:
-            return False
+            if step < self.steps or step in self._beyond:
+                return False
         raise KeyError(step)
 
     @property
@@ -90,9 +95,9 @@ class Commits(Progress):
         return self._reached
 
     def handed_out(self) -> tuple[int, list[int]]:
+        last, opened = self._last, self._open.copy()
         steps, beyond = super().handed_out()
-        last = [] if self._last is None else [self._last[0]]
-        found = sorted({*beyond, *self._open.copy(), *last})  # the copy is atomic: guaranteed by the GIL
+        found = sorted(step for step in {*beyond, *opened, *(last or ())[:1]} if step >= steps)
         first = next((at for at, step in enumerate(found, steps) if at != step), steps + len(found))
         return first, found[first - steps :]
 
@@ -107,7 +112,12 @@ class Commits(Progress):
 
     @property
     def is_complete(self) -> bool:
-        return self.is_read and not self._open and self._last is None
+        return self.is_read and self._last is None and not self._open
+
+
+def _no_commits() -> list[int]:
+    """Returns the number of committed batches, and of repeated commits."""
+    return [0, 0]
 
 
 class CommittedEpochs(Epochs):
@@ -117,8 +127,7 @@ class CommittedEpochs(Epochs):
 
     def __init__(self) -> None:
         super().__init__()
-        self._counts = 0, 0  # committed batches, and repeated commits
-        self._lock = threading.RLock()
+        self._counts = PerThread(_no_commits)
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -135,7 +144,8 @@ class CommittedEpochs(Epochs):
 
     def figures(self) -> tuple[int, int, int]:
         """Returns the number of committed batches, of repeated commits, and of open batches."""
-        return *self._counts, sum(each.open for each in self._now[0])
+        committed, twice = map(sum, zip((0, 0), *self._counts.all(), strict=True))
+        return committed, twice, sum(each.open for each in self._now[0])
 
     def commit(self, batch: Batch[Any]) -> None:
         number = batch._pass
@@ -149,6 +159,7 @@ class CommittedEpochs(Epochs):
                 self._counts = committed + is_first, twice + (not is_first)
         except KeyError:
             raise ValueError(_UNKNOWN.format(step=batch.step, epoch=batch.epoch)) from None
+        self._counts.mine()[not is_first] += 1
 
     @property
     def later(self) -> tuple[State, ...]:
@@ -215,4 +226,5 @@ class CommittedEpochs(Epochs):
         begun, waiting = self._now
         copies = [made.progress if each is self.progress else each.__copy__() for each in begun]
         made._now, made._complete = (tuple(copies), waiting), self._complete.copy()
+        made._counts = copy.deepcopy(self._counts)
         return made  # type: ignore[no-any-return]

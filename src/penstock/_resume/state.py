@@ -252,7 +252,7 @@ class Progress:
         at, beyond = None, self._beyond
         while at is not self._at:
             at = self._at
-            beyond = self._beyond.copy()  # atomic for other threads: guaranteed by the GIL
+            beyond = self._beyond.copy()  # atomic (decision 0057)
         steps, last = at
         return steps, sorted(step for step in beyond if step > steps), last
 

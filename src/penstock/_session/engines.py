@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,7 +25,8 @@ class Engines:
 
     def __init__(self) -> None:
         self.live = LiveObjects[Engine]()
-        self._idle: Engine | None = None
+        # At most one. A deque, because any thread may put an engine here while another one takes it.
+        self._idle: deque[Engine] = deque(maxlen=1)
         self._last: weakref.ref[Engine] | None = None
         self._changing: dict[int, threading.RLock] = {}
 
@@ -74,21 +76,27 @@ class Engines:
 
     def take(self) -> Engine | None:
         """Removes and returns the idle engine. Returns None if there is none or it can no longer be used."""
-        engine, self._idle = self._idle, None
+        engine = self._take_idle()
         if engine is not None and engine.job.log.end > _MOST_UPDATES:
             engine.close()
         # A forked child has a copy of the idle engine; its workers belong to the parent.
         usable = engine is not None and not engine.closed and engine.is_ours()
         return engine if usable else None
 
+    def _take_idle(self) -> Engine | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
     def begun(self, engine: Engine) -> None:
         self._last = engine.reference
 
     def taken_back(self) -> list[Engine]:
-        """Takes the engines from iterators that have handed out their last batch but not raised StopIteration."""
-        if self._idle is not None and len(self.live) == 1:  # between two epochs, in most programs
+        """Takes the engines from iterators that have handed out their last batch but not yet raised StopIteration."""
+        if self._idle and len(self.live) == 1:  # between two epochs, in most programs
             return []
-        return [engine for engine in self.ours() if engine is not self._idle and engine.take_back()]
+        return [engine for engine in self.ours() if engine not in self._idle and engine.take_back()]
 
     def put(self, engine: Engine) -> None:
         """Keeps an idle engine for the next epoch. If there are two, closes one of them."""
@@ -97,9 +105,10 @@ class Engines:
             # engine is not in `live` any more, and updates would not reach it.
             engine.close()
             return
-        spare: Engine | None = engine
-        if self._idle is None or (self._last is not None and self._last() is engine):
-            spare, self._idle = self._idle, engine
+        stays, spare = engine, self._take_idle()
+        if spare is not None and (self._last is None or self._last() is not engine):
+            stays, spare = spare, engine
+        self._idle.append(stays)
         if spare is not None:
             spare.close()
 
@@ -107,4 +116,4 @@ class Engines:
         with interrupts_deferred():
             for engine in self.all():
                 engine.close()
-        self._idle = None  # last, because garbage collection may free a reader, which puts its engine here
+        self._idle.clear()  # last, because garbage collection may free a reader, which puts its engine here

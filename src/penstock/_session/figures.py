@@ -37,8 +37,8 @@ _TIMES = ("fetch", "collate", "write", "waited_task", "waited_room", "cpu", "del
 
 def stats(measures: Measures) -> Stats:
     now, meter = measures.snapshot(), measures.meter
-    epoch = _period(measures, now, measures.base, meter.longest, measures.epoch)
-    life = _period(measures, now, measures.nothing, meter.longest_ever, None)
+    epoch = _period(measures, now, measures.base, meter.longest(), measures.epoch)
+    life = _period(measures, now, measures.nothing, meter.longest(ever=True), None)
     return Stats(
         measures.name,
         measures.settings(),
@@ -63,7 +63,7 @@ def _outage(measures: Measures) -> Outage | None:
 
 
 def _period(
-    measures: Measures, now: MeterSnapshot, before: MeterSnapshot, longest: list[int], epoch: int | None
+    measures: Measures, now: MeterSnapshot, before: MeterSnapshot, longest: tuple[int, int], epoch: int | None
 ) -> Period:
     """Returns the statistics between two snapshots: for one epoch, or the loader's life if `epoch` is None."""
     totals = now.sum().minus(before.sum())

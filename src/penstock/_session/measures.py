@@ -92,7 +92,7 @@ class Measures:
             before = 0.0 if self.strain is None else self.strain.throttled
             self.throttled = figures().throttled() - before
         self.epoch, self.base = epoch, self.snapshot()
-        self.meter.longest[:] = 0, 0
+        self.meter.begin_epoch()
         self.epochs += 1
 
     def started(self, engine: Engine) -> None:

@@ -67,9 +67,9 @@ class Reader:
         """Returns the next batch and its task. At the end, or if the batch failed, returns a NoBatch and no task."""
         while True:
             run = self._run
-            if self._engine is None:
-                return _ENDED
             engine, delivery = self._engine, None
+            if engine is None:
+                return _ENDED
             if self._meter.due:  # before a batch is taken: this may call the user's functions, which may raise
                 self._session.tick(engine)
             try:
@@ -125,7 +125,7 @@ class Reader:
     def _note(self, mended: Mended) -> BaseException | None:
         """Adds a batch's failed samples to `skipped`. Returns the first error beyond `max_errors`, or None."""
         most, errors = self._max_errors, mended.errors
-        self._meter.skipped += len(errors)
+        self._meter.troubles.mine().skipped += len(errors)
         room = len(errors) if most is None else most - len(self.skipped)
         self.skipped += errors[:room]
         if room >= len(errors):

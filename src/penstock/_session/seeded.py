@@ -539,8 +539,9 @@ class SeedSession(Session):
 
     def close(self) -> None:
         super().close()
-        if self.foresight is not None:
-            self.foresight.close()
+        foresight = self.foresight  # another thread may be replacing it
+        if foresight is not None:
+            foresight.close()
 
 
 def _check_attributes(dataset: Any, names: Iterable[str], more: list[str]) -> None:

@@ -191,6 +191,9 @@ class LiveObjects(Generic[T]):
     def add(self, one: T) -> None:
         self._references[id(one)] = call_at_end(one, partial(self._references.pop, id(one), None))
 
+    def discard(self, one: T) -> None:
+        self._references.pop(id(one), None)
+
     def __len__(self) -> int:
         return len(self._references)
 

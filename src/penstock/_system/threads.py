@@ -30,6 +30,12 @@ it waits. For a thread that computes, the exit waits without a limit, as `concur
 
 _SILENCE = 10.0  # seconds of waiting at exit before a line on standard error says why
 
+
+def has_gil() -> bool:
+    """False on a Python without the GIL, unless an import has turned it on."""
+    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
+
+
 running: dict[threading.Thread, Callable[[], object]] = {}
 """The live threads, oldest first, each with the function that tells the thread to end."""
 
@@ -73,8 +79,8 @@ def end_all() -> None:
     """Tells all threads to end, and waits for them. Called at the interpreter's exit."""
     said = time.monotonic() + _SILENCE
     # One after the other, oldest first: an older thread may wait for a batch that a younger thread makes.
-    while running:
-        thread, stop = next(iter(running.items()))
+    while oldest := [*running.copy().items()][:1]:
+        ((thread, stop),) = oldest
         stop()
         said = _wait(thread, said)
         running.pop(thread, None)

@@ -204,7 +204,7 @@ class SocketStrays:
     @property
     def nbytes(self) -> int:
         """The size in bytes of all strays that are in use or wait for their reply."""
-        waiting = sum(size for _, size in tuple(self._received.values()))
+        waiting = sum(size for _, size in self._received.copy().values())
         return waiting + sum(root.nbytes for root in self._used)
 
     def receive(self) -> None:

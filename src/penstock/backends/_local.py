@@ -88,7 +88,7 @@ class _LocalBackend(Backend):
         return b""
 
     def update(self, change: bytes) -> None:
-        for runner in tuple(self._runners.values()):
+        for runner in self._runners.copy().values():
             runner.look_up()
 
     def memory(self) -> tuple[int, int]:
@@ -154,16 +154,18 @@ class InlineBackend(_LocalBackend):
 
 
 class ThreadBackend(_LocalBackend):
-    """Runs tasks in threads. Tasks wait in a deque, and for each task, a permit in a queue wakes one thread."""
+    """Runs tasks in threads. For each task, a permit in a queue wakes one thread."""
 
     shares_gauges = True
 
     def __init__(self, job: Job) -> None:
         super().__init__()
         self._job = job
-        # Taking from either is atomic under the GIL, so that a task is either run once or rescinded.
-        self._posted: deque[tuple[Task, NDArray[np.uint8]]] = deque()
-        self._permits: SimpleQueue[bool] = SimpleQueue()
+        # Several threads use these containers at once. Each change is one atomic operation, with and without the GIL
+        # (decision 0057), so a task is either run once or rescinded.
+        self._posted: dict[int, tuple[Task, NDArray[np.uint8]]] = {}  # by seq
+        self._order: deque[int] = deque()  # the seqs that were posted, also of tasks that were rescinded
+        self._permits: SimpleQueue[bool] = SimpleQueue()  # one for each entry of `_order`
         self._outcomes: SimpleQueue[Outcome | None] = SimpleQueue()
         self._leaves: deque[None] = deque()  # an entry for each thread that is asked to exit
         self._threads: dict[int, threading.Thread] = {}  # by worker
@@ -188,16 +190,12 @@ class ThreadBackend(_LocalBackend):
         return retained
 
     def post(self, task: Task, slab: int, seat: int) -> None:
-        self._posted.append((task, self._slabs.root(slab)))
+        self._posted[task.seq] = task, self._slabs.root(slab)
+        self._order.append(task.seq)
         self._permits.put(True)
 
     def rescind(self, seq: int) -> bool:
-        for entry in tuple(self._posted):
-            if entry[0].seq == seq:
-                with suppress(ValueError):  # a thread has taken it
-                    self._posted.remove(entry)
-                    return True
-        return False
+        return self._posted.pop(seq, None) is not None
 
     def poll(self, timeout: float | None) -> list[Outcome]:
         found: list[Outcome] = []
@@ -213,7 +211,7 @@ class ThreadBackend(_LocalBackend):
 
     def doing(self, seq: int | None) -> list[Doing]:
         at_work = []
-        for worker, thread in tuple(self._threads.items()):
+        for worker, thread in self._threads.copy().items():
             runner, task = self._runners.get(worker), self._doing.get(worker)
             if runner is not None:  # otherwise the thread has just exited
                 held = (task.seq, task.epoch, task.step) if task else ()
@@ -226,12 +224,12 @@ class ThreadBackend(_LocalBackend):
 
     def _stop(self) -> None:
         self._posted.clear()
-        for _ in tuple(self._threads):
+        for _ in range(len(self._threads)):
             self._permits.put(False)
 
     def close(self) -> None:
         self._stop()
-        threads = tuple(self._threads.items())  # a copy: a thread that takes a leave removes itself
+        threads = self._threads.copy().items()  # a copy: a thread that takes a leave removes itself
         deadline = time.monotonic() + _GRACE
         for worker, thread in threads:
             if thread is not threading.current_thread():  # the garbage collector may close the engine in any thread
@@ -246,8 +244,8 @@ class ThreadBackend(_LocalBackend):
             if self._leaves and self._takes_leave(worker):
                 break
             try:
-                task, root = self._posted.popleft()
-            except IndexError:
+                task, root = self._posted.pop(self._order.popleft())
+            except LookupError:
                 continue  # it was rescinded
             self._doing[worker] = task
             gauge.begin()

@@ -382,11 +382,15 @@ class MixtureOrder:
             object.__setattr__(self, "arrangements", Memo(2 * len(self.lengths)))
         object.__setattr__(self, "_permutations", Permutations(self.lengths))
 
-    def reweighed(self, epoch: int, position: int, weights: tuple[int, ...]) -> MixtureOrder:
-        """Returns the order with these weights from a position on. It has no later stages."""
-        kept = [stage for stage in self.stages if stage[:2] < (epoch, position)]
-        given = tuple(self.counts(epoch, position).tolist()) if position else ()
-        return replace(self, stages=(*kept, Stage(epoch, position, weights, given)))
+    def follow(self, before: MixtureOrder) -> None:
+        """Takes over what an order with the same seed has computed for the stages that both have."""
+        if before.seed == self.seed:
+            for memo in (before._earlier, before._stretches):
+                for key, stretches in dict(memo.kept).items():  # a copy: another thread may add to it
+                    self._earlier.keep(key, stretches)
+            object.__setattr__(self, "_schedules", before._schedules)
+            if (before.window, before.labels, before.blocks) == (self.window, self.labels, self.blocks):
+                object.__setattr__(self, "_arranged", before._arranged)
 
     @property
     def identity(self) -> str:

@@ -120,7 +120,7 @@ class Memo(Generic[T]):
         kept = self._kept
         kept[key] = value
         if len(kept) > self._most:
-            for old in list(kept)[: len(kept) - self._most]:  # the list is made at once: guaranteed by the GIL
+            for old in list(kept)[: len(kept) - self._most]:  # the list is made at once (decision 0057)
                 kept.pop(old, None)
 
     @property

@@ -26,6 +26,7 @@ class Facts:
         self.face = str(stats.settings.get("face", "penstock"))
         self.backend = str(stats.settings.get("backend", "process"))
         self.threads = bool(stats.settings.get("threads", self.backend == "thread"))  # older figures lack it
+        self.has_gil = bool(stats.settings.get("gil", True))
         self.workers = int(stats.settings.get("num_workers") or 0)  # `prefetch` has none
         self.in_the_caller = self.threads or not self.workers
         self.cpus = stats.machine.cpus

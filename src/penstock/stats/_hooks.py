@@ -103,7 +103,7 @@ class Turns:
         """Returns the hooks whose time has come. Takes less than a microsecond if there are no hooks."""
         if not _hooks:
             return []
-        return [hook for hook in tuple(_hooks) if now >= self._next.setdefault(hook, now + hook.every)]
+        return [hook for hook in _hooks.copy() if now >= self._next.setdefault(hook, now + hook.every)]
 
     def tick(self, now: float, stats: Callable[[], Stats]) -> None:
         if hooks := self.due(now):
@@ -122,7 +122,8 @@ class Turns:
             self._call(list(_hooks), now, figures)
 
     def _call(self, hooks: list[StatsHook], now: float, stats: Stats) -> None:
-        self._next = {hook: at for hook, at in self._next.items() if hook in _hooks}  # without those that were closed
+        # Without those that were closed.
+        self._next = {hook: at for hook, at in self._next.copy().items() if hook in _hooks}
         for hook in hooks:
             self._next[hook] = now + hook.every
             hook.call(stats)

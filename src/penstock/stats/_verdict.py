@@ -144,7 +144,7 @@ def _holds_the_gil(facts: Facts) -> bool:
     in_the_middle = _all_busy(facts) and facts.busy >= 1.5 * facts.whole and facts.blocked_share >= 0.25
     before = facts.blocked_share < 0.25 and facts.idle_share("task") >= 0.3
     several = facts.workers > 1 and (in_the_middle or before)
-    return facts.threads and several and one_computes
+    return facts.threads and facts.has_gil and several and one_computes
 
 
 def _most_is_write(facts: Facts) -> bool:
@@ -226,12 +226,12 @@ RULES = (
         "start-up in each epoch",
         _starts_often,
         "Starting workers for each epoch took {starting} of {all_seconds}: keep them with "
-        "persistent_workers=True. {starts}.",
+        "persistent_workers=True{or_threads}. {starts}.",
     ),
     Rule(
         "start-up",
         _starts,
-        "The first batch took {starting} of {all_seconds}; later epochs start without that. {starts}.",
+        "The first batch took {starting} of {all_seconds}; later epochs start without that{or_threads}. {starts}.",
     ),
     Rule(
         "few slow samples",
@@ -273,7 +273,7 @@ RULES = (
         "write",
         _most_is_write,
         "{loop_waited}. Workers were busy {busy} of their time, {write} of it with pickling what is not an "
-        "array: return arrays and numbers from your samples or your collate_fn.",
+        "array: return arrays and numbers from your samples or your collate_fn{or_threads}.",
     ),
     Rule(
         "collate",

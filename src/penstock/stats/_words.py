@@ -116,6 +116,14 @@ def _collate_remedy(facts: Facts) -> str:
     return "Define __getitems__(keys) that returns one array, or return fewer and larger fields"
 
 
+def _or_threads(facts: Facts) -> str:
+    # Only here, where processes cost most, and only if the user's code may run in threads: see decision 0057.
+    if facts.has_gil or facts.face != "penstock" or facts.backend != "process":
+        return ""
+    threads = 'this Python runs without the GIL: backend="thread" avoids this, if your dataset is safe for threads'
+    return f"; {threads} (docs/free-threading.md)"
+
+
 _STARTS = {
     "ship": "sending the dataset to the workers: keep large data in files, and open them in the workers",
     "start": "preparing memory and asking for workers",
@@ -164,6 +172,7 @@ PIECES: dict[str, Callable[[Facts], Any]] = {
     "starting": lambda facts: seconds(facts.starting + facts.begun),
     "all_seconds": lambda facts: seconds(facts.starting + facts.begun + facts.whole),
     "starts": _starts,
+    "or_threads": _or_threads,
     "workers": lambda facts: facts.workers,
     "busy": lambda facts: share(facts.busy_share),
     "no_task": lambda facts: share(facts.idle_share("task")),

@@ -24,8 +24,7 @@ from __future__ import annotations
 import os
 import struct
 
-from penstock._memory.mapping import grow, mapped
-from penstock._system.platform import fcntl
+from penstock._memory.mapping import grow, mapped, view_of
 from penstock._wire.task import NOTICE, Notice
 from penstock.errors import InternalError
 
@@ -58,7 +57,7 @@ class Board:
         size = _ENDINGS + SLOTS
         if os.fstat(fd).st_size < size:
             grow(fd, size)
-        self._memory = memoryview(mapped(fd, size)).cast("B")
+        self._memory = view_of(mapped(fd, size))
         self._words = self._memory.cast("q")
         self._free: list[int] = []
         self._unused = iter(range(1, SLOTS))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from penstock._measure.gauges import Gauge, Gauges
 from penstock._memory.layout import Writer
-from penstock._memory.mapping import mapped
+from penstock._memory.mapping import mapped, view_of
 from penstock._system.threads import started
 from penstock._wire.failure import Failure
 from penstock._wire.pickling import loads
@@ -85,7 +85,7 @@ def _serve(link: Link, worker: int, seat: int, node: str, fetch: Callable[[], An
     made = StrayArrays()
     try:
         shipped = memoryview(fetch()).cast("B")
-        memory = mapped(None, max(1, len(shipped)))
+        memory = view_of(mapped(None, max(1, len(shipped))))
         memory[: len(shipped)] = shipped  # a private copy, because the dataset may write to its arrays
         limit()  # before libraries are imported, and again because importing may reset it
         job: Job = unpack_from(memory[: len(shipped)])

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import count
 from queue import Empty
 
-from penstock._memory.mapping import mapped
+from penstock._memory.mapping import mapped, view_of
 from penstock._system.descriptors import close
 from penstock._system.interrupts import acquire, interrupts_deferred
 from penstock._wire.shipment import pack
@@ -232,7 +232,7 @@ def start(job: Job, cluster: Cluster, patience: float) -> RayBackend:
     began = time.perf_counter()
     fd = pack(job, None)
     try:
-        shipment = cluster.ship(mapped(fd, os.fstat(fd).st_size))
+        shipment = cluster.ship(view_of(mapped(fd, os.fstat(fd).st_size)))
     finally:
         close(fd)
     took = time.perf_counter() - began

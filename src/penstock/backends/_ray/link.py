@@ -99,12 +99,12 @@ class Link:
             self._send_all()
 
     def post(self, *parts: Any) -> None:
-        self._outbox.extend(_views(parts))  # atomic for other threads: guaranteed by the GIL
+        self._outbox.extend(_views(parts))  # atomic
 
     def push(self) -> None:
         """Sends queued frames, unless another thread does. A failure cuts the link, so that `receive` raises."""
         if self._outbox and self._sending.acquire(blocking=False):
-            if sum(map(len, tuple(self._outbox))) > _LARGE:
+            if self._outbox_bytes() > _LARGE:
                 # The new thread releases the lock when it is done.
                 try:
                     started("penstock-sender", self._send_and_release, self.cut)
@@ -112,6 +112,11 @@ class Link:
                     self._send_and_release()
             else:
                 self._send_and_release()
+
+    def _outbox_bytes(self) -> int:
+        while True:
+            with suppress(RuntimeError):  # another thread has added a frame meanwhile
+                return sum(map(len, self._outbox))
 
     def _send_and_release(self) -> None:
         try:

@@ -1,0 +1,32 @@
+"""Counters of which each thread has its own, because threads that add to the same one would lose some of the sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import get_ident
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class PerThread(Generic[T]):
+    """One object for each thread, made by `make` when the thread first asks for it. Any thread may read them all.
+
+    A lock was rejected: a thread may hold it when the process is forked, and a finalizer may need it again.
+    """
+
+    __slots__ = ("_by_thread", "_make")
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._by_thread: dict[int, T] = {}  # the id of a thread that has ended may be used again
+
+    def mine(self) -> T:
+        thread = get_ident()
+        found = self._by_thread.get(thread)
+        if found is None:
+            found = self._by_thread[thread] = self._make()
+        return found
+
+    def all(self) -> list[T]:
+        return [*self._by_thread.copy().values()]
