@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,8 @@ def test_the_training_example_continues_exactly(devices: int, tmp_path: Path) ->
     assert int(hits[1]) > 200
 
 
-def test_the_example_of_the_docstring_runs() -> None:
-    done = doctest.testmod(penstock.jax._loader)
+@pytest.mark.parametrize("module", [penstock.jax._loader, penstock.jax._batch])
+def test_the_examples_of_docstrings_run(module: Any) -> None:
+    done = doctest.testmod(module)
     assert done.attempted
     assert not done.failed
