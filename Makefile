@@ -174,7 +174,7 @@ strangers: $(STRANGERS)/.installed
 
 # penstock.jax on 1 and 4 devices of this machine, and in 2 and 4 processes of jax.distributed, with flax, optax and orbax.
 jax: $(JAX)/.installed
-	$(JAX)/bin/python -m pytest --numprocesses 2 --dist worksteal tests/on_jax $(ARGS)
+	$(JAX)/bin/python -m pytest -o faulthandler_timeout=0 --numprocesses 2 --dist worksteal tests/on_jax $(ARGS)
 
 # Workers on Ray: two nodes on this machine, whose actors, raylets and network are broken in turn. `make test` runs the
 # same laws and most faults on a stand-in, which needs no Ray.

@@ -130,6 +130,9 @@ def child(name: str, loader: str) -> None:
     jax.block_until_ready(jax.device_put(np.zeros(1)))  # the backend is there before the loader, as in most programs
     if loader != "penstock":
         import grain.experimental  # noqa: F401
+        from absl import flags
+
+        flags.FLAGS(["bench"])  # its processes read a flag, as in a program of absl.app
     else:
         import penstock.jax  # noqa: F401
     begun = time.perf_counter()

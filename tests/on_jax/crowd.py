@@ -35,7 +35,7 @@ def run(
         started.append(subprocess.Popen(command, env={**os.environ, **flags}, stderr=subprocess.PIPE, text=True))
     errors = []
     try:
-        errors = [process.communicate(timeout=100)[1] for process in started]
+        errors = [process.communicate(timeout=300)[1] for process in started]
     finally:
         for process in started:
             process.kill()

@@ -134,7 +134,8 @@ def test_64_bit_numbers_become_32_bit_numbers_in_the_worker() -> None:
 
 
 def test_with_64_bits_enabled_numbers_stay_as_they_are() -> None:
-    with jax.enable_x64(True):
+    enable = getattr(jax, "enable_x64", None) or jax.experimental.enable_x64  # the latter before 0.8
+    with enable(True):
         (batch,) = penstock.jax.DataLoader(np.arange(4) << 40, 4)
         assert (batch.dtype, batch[3]) == (np.int64, 3 << 40)
         (batch,) = penstock.jax.DataLoader(np.arange(4), 4, dtype="float64")
@@ -260,7 +261,7 @@ def test_a_batch_that_cannot_be_split_names_the_field_and_the_sharding() -> None
     ) as two:
         next(iter(loader))
     assert any("step 0" in note for note in two.value.__notes__)
-    loader = penstock.jax.DataLoader(rows, 3, sharding=BY_ROWS.update(spec=P()), last_batch="keep")
+    loader = penstock.jax.DataLoader(rows, 3, sharding=NamedSharding(BY_ROWS.mesh, P()), last_batch="keep")
     assert [len(batch["x"]) for batch in loader] == [3, 3, 2]
     loader = penstock.jax.DataLoader(rows[:6], 4, sharding=BY_ROWS, last_batch="keep")
     with pytest.raises(ValueError, match=r"has the shape \(2, 3\).*last_batch"):

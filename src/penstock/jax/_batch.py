@@ -27,6 +27,11 @@ class Batch(penstock.batch.Batch[_T]):
     The pytree has the leaves of `data`, and `mask`, `epoch`, `step` and `pad`, so that a jitted function can take the
     batch as it is. The other fields (`index`, `skipped`, `sources`) are lost where JAX rebuilds the batch, as
     `jax.tree.map` does. `DataLoader.commit` takes the batch that was handed out.
+
+        >>> import jax, numpy as np, penstock.jax
+        >>> total = jax.jit(lambda batch: (batch.data * batch.mask).sum())
+        >>> [int(total(batch)) for batch in penstock.jax.DataLoader(np.arange(10), batch_size=4).batches()]
+        [6, 22, 17]
     """
 
     mask: Any = None

@@ -29,7 +29,8 @@ def checked(sharding: Any) -> Sharding | None:
 def for_rank(sharding: Any, ndim: int) -> Any:
     """Returns the sharding for an array of `ndim` axes: as many of its axes, or fewer, are split in the same way."""
     if isinstance(sharding, NamedSharding) and len(sharding.spec) > ndim:
-        return sharding.update(spec=PartitionSpec(*tuple(sharding.spec)[:ndim]))
+        spec = PartitionSpec(*tuple(sharding.spec)[:ndim])
+        return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
     return sharding
 
 
