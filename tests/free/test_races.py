@@ -11,9 +11,9 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,8 +23,12 @@ from penstock._cache.lru import LruCache
 from penstock._engine.turn import CHANGE, NEXT, Turn
 from penstock._measure.cached import CacheCounts, Counting, counting
 from penstock._measure.gauges import Gauge, Gauges
+from penstock._measure.meter import Meter, Stopwatch
 from penstock._memory.slabs import Arena, Leases, Region
 from penstock._remote.client import Client, WebServer
+from penstock._resume.commits import Commits
+from penstock._resume.state import State
+from penstock._session.engines import Engines
 from penstock._wire.task import Ended, Failed, Filled, Task
 from penstock._work.job import Job
 from penstock.backends._local import ThreadBackend
@@ -54,6 +58,13 @@ def race(*works: Callable[[], object], seconds: float = SECONDS) -> None:
         thread.join()
     if errors:
         raise errors[0]
+
+
+def kept(work: Callable[[], object], errors: list[BaseException]) -> None:
+    try:
+        work()
+    except BaseException as error:
+        errors.append(error)
 
 
 # Memory.
@@ -104,7 +115,12 @@ def test_threads_that_drop_batches_give_back_each_slab_once() -> None:
                 except IndexError:  # the other thread has taken it
                     break
 
-    threads = [threading.Thread(target=drop) for _ in range(2)]
+    def look() -> None:
+        while not ended.is_set():
+            assert leases.nbytes <= 64
+
+    errors: list[BaseException] = []
+    threads = [threading.Thread(target=kept, args=(work, errors)) for work in (drop, drop, look)]
     for thread in threads:
         thread.start()
     free, lent = set(range(64)), set[int]()
@@ -114,7 +130,6 @@ def test_threads_that_drop_batches_give_back_each_slab_once() -> None:
             for slab in leases.collect():
                 lent.remove(slab)  # raises if it comes back twice
                 free.add(slab)
-            assert leases.nbytes <= 64
             if free:
                 slab = free.pop()
                 lent.add(slab)
@@ -130,6 +145,7 @@ def test_threads_that_drop_batches_give_back_each_slab_once() -> None:
     gc.collect()
     lent.difference_update(leases.collect())
     assert not lent
+    assert not errors, errors
 
 
 # Counters.
@@ -261,19 +277,21 @@ def test_a_turn_is_held_by_one_thread_at_a_time() -> None:
 
 
 def test_the_counters_of_crews_that_end_together_are_all_kept() -> None:
-    """Each epoch has a crew of its own, and two threads read epochs at the same time."""
-    loader = penstock.DataLoader(range(8), batch_size=1, num_workers=1, backend="thread", persistent_workers=False)
-    epochs = [0, 0]
+    """As if two threads read epochs at the same time, each with a crew of its own."""
+    meter, ended = Meter(), [0, 0]
 
-    def read(at: int) -> None:
-        for _ in loader:
-            pass
-        epochs[at] += 1
+    def end(at: int) -> None:
+        gauges = Gauges(None)
+        gauges.seats = frozenset([at])
+        gauge = Gauge(gauges, at, 1, time.thread_time_ns)
+        gauge.begin()
+        gauge.end(None)
+        meter.keep(gauges)
+        ended[at] += 1
 
-    with loader:
-        race(partial(read, 0), partial(read, 1))
-    done = sum(worker.steps for worker in loader.stats().life.workers)
-    assert done == 8 * sum(epochs)
+    race(partial(end, 0), partial(end, 1))
+    kept = meter.snapshot([]).workers()
+    assert [kept[at].steps for at in range(2)] == ended
 
 
 def test_threads_read_epochs_of_one_loader_side_by_side() -> None:
@@ -289,6 +307,58 @@ def test_threads_read_epochs_of_one_loader_side_by_side() -> None:
 
     with loader:
         race(read, read, look, seconds=2 * SECONDS)
+
+
+class SilentTracer:
+    def __getattr__(self, name: str) -> Any:
+        return lambda *about: None
+
+
+def test_a_tracer_may_go_while_it_is_told() -> None:
+    watch = Stopwatch(Meter())
+
+    def change() -> None:
+        watch.tracer = SilentTracer()
+        watch.tracer = None
+
+    def tell() -> None:
+        for _ in range(100):
+            watch.resized(1)
+
+    race(change, tell, tell)
+
+
+class Crew:
+    """Stands for an idle engine."""
+
+    def __init__(self) -> None:
+        self.closed = self.in_use = False
+        self.job = SimpleNamespace(log=SimpleNamespace(end=0))
+
+    def reference(self) -> Crew:
+        return self
+
+    def is_ours(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        assert not self.in_use, "another thread uses it"
+        self.closed = True
+
+
+def test_an_idle_crew_is_taken_by_one_thread_and_never_closed_under_it() -> None:
+    engines: Any = Engines()
+
+    def use() -> None:
+        with engines.changing():
+            crew = engines.take() or Crew()
+            assert not crew.in_use
+            assert not crew.closed
+            crew.in_use = True
+        crew.in_use = False
+        engines.put(crew)
+
+    race(*[use] * 3)
 
 
 def test_a_trace_may_begin_and_end_in_any_thread(tmp_path: Path) -> None:
@@ -325,6 +395,35 @@ def test_every_batch_is_committed_once_whatever_thread_commits_it() -> None:
         assert (commits.committed, commits.open) == (total, 0)
         assert commits.committed + commits.twice == 2 * total
         assert loader.state_dict()["epoch"] == total // 400
+
+
+class OneStep:
+    def steps(self, epoch: int) -> int:
+        return 1
+
+
+def test_an_epoch_is_not_complete_before_its_last_batch_is_committed() -> None:
+    plan: Any = OneStep()
+    now = [Commits(State(0, 0), plan)]
+    finished: dict[int, None] = {}  # by the number of the epoch
+
+    def read() -> None:
+        epoch = Commits(State(0, 0), plan)
+        now[0] = epoch
+        epoch.passed(0, None)
+        epoch.hold()
+        for _ in range(10):
+            assert not epoch.is_complete
+        finished[epoch.number] = None
+        epoch.commit(0)
+        assert epoch.is_complete
+
+    def look() -> None:
+        epoch = now[0]
+        for _ in range(100):
+            assert not epoch.is_complete or epoch.number in finished
+
+    race(read, look, look)
 
 
 def test_a_state_has_each_batch_that_was_not_committed() -> None:
@@ -371,30 +470,23 @@ def test_a_state_has_each_batch_that_was_not_committed() -> None:
 # Remote.
 
 
-class Hello(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Server(WebServer):
+    """A server whose answers cost nothing."""
 
-    def do_GET(self) -> None:
-        self.send_response(206)
-        self.send_header("content-length", "5")
-        self.end_headers()
-        self.wfile.write(b"hello")
+    def _connection(self) -> Any:
+        return object()
 
-    def log_message(self, *words: Any) -> None:
-        pass
+    def _asked(self, connection: Any, *request: Any) -> Any:
+        assert connection not in self.used, "one thread at a time uses a connection"
+        self.used[connection] = None
+        del self.used[connection]
+        self._idle.append(connection)
+
+    used: ClassVar[dict[Any, None]] = {}
 
 
 def test_threads_share_the_connections_to_a_server() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hello) as server:
-        server.daemon_threads = True
-        running = threading.Thread(target=server.serve_forever, args=(0.01,))
-        running.start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        web = WebServer(url, Client(url, "", {}))
-        try:
-            race(*[lambda: web.ask("GET", "/", {})] * 4)
-        finally:
-            server.shutdown()
-            running.join()
-            while web._idle:
-                web._idle.pop().close()
+    url = "http://127.0.0.1:80"
+    server = Server(url, Client(url, "", {}))
+    race(*[lambda: server.ask("GET", "/", {})] * 4)
+    server._idle.clear()  # they are no connections
