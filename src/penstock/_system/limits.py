@@ -45,5 +45,10 @@ def _number(path: str) -> int:
         return int(file.read())
 
 
+def memory_of_machine() -> int:
+    """Returns the size of the memory in bytes. If it is unknown, as on Windows, returns more than any machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 62
+
+
 def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
