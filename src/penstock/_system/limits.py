@@ -41,7 +41,7 @@ def _of_this_user() -> int:
 
 
 def _number(path: str) -> int:
-    with open(path) as file:
+    with open(path, "rb") as file:
         return int(file.read())
 
 
