@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import socket
+import sys
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from importlib.util import find_spec
@@ -23,7 +24,9 @@ from tests.programs import Begin, forge, programs
 
 # pytest has the tracebacks of crashes written to its own output, past every capture. Workers that a test crashes are
 # forked, and must not write theirs there: "Fatal Python error" has no place in the output of a run that passes.
-os.register_at_fork(after_in_child=faulthandler.disable)
+LINUX = sys.platform == "linux"  # elsewhere, only tests of tests/elsewhere/core.py run
+if LINUX:
+    os.register_at_fork(after_in_child=faulthandler.disable)
 
 DEEP = not {"PENSTOCK_DEEP", "PENSTOCK_WIDE"}.isdisjoint(os.environ)
 
@@ -38,7 +41,8 @@ if find_spec("hypothesis") is not None:  # the environments of whole programs ha
     settings.load_profile("penstock")
 
 # A shell that starts us in the background, or nohup, has us ignore these, and so would the programs that tests end.
-for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+for _name, _handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+    _number = getattr(signal, _name, signal.SIGINT)  # Windows has no SIGHUP
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
 
@@ -117,6 +121,9 @@ def belongings() -> tuple[Counter[str], set[str], int, set[str]]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
+    if not LINUX:
+        yield
+        return
     before = belongings()
     yield
     after = belongings()
@@ -132,6 +139,8 @@ def nothing_is_left_behind() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def the_runners_threads_do_not_count() -> None:
     """pytest's watchdog and xdist's receiver are threads: beside them, no loader would fork unless told to."""
+    if not LINUX:
+        return
     before = set(os.listdir("/proc/self/task"))
     methods.survives_fork = lambda: set(os.listdir("/proc/self/task")) <= before  # until the next test
 
@@ -187,7 +196,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if Path(module.__file__).parent.name in ("conformance", "faults", "on_ray"):
             cloudpickle.register_pickle_by_value(module)
     set_aside()
-    use_huge_pages()
+    if LINUX:
+        use_huge_pages()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,10 +26,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
 
 TOOLS = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
-BESIDE = ("lmdb", "opencv-python-headless", "opentelemetry-sdk", "pillow", "simplejpeg")
-EXTRAS = ("parquet", "remote")
-# The first that has a wheel for the Python, where pyproject.toml allows older ones.
-OLDEST = {("3.13", "numpy"): "2.1.0"}
+BESIDE = ("opentelemetry-sdk",)
+EXTRAS = ("image", "lmdb", "parquet", "remote")
+# The first that has a wheel for the Python, where pyproject.toml allows older ones. A later Python has none for the
+# oldest of these extras, so there the newest are installed.
+OLDEST = {("3.13", "numpy"): "2.1.0", ("3.11", "opencv-python-headless"): "4.9.0.80"}
+ONLY_NEWEST = {"3.12": ("image", "lmdb"), "3.13": ("image", "lmdb")}
 # Only this Python has a CPU build of torch that pip finds here; elsewhere tests that need torch are skipped.
 TORCH = "3.11"
 
@@ -88,12 +91,16 @@ def _interpreter(python: str) -> str | None:
 def _packages(python: str, libraries: str) -> list[str]:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = declared["project"]
-    ours = [*project["dependencies"], *(each for extra in EXTRAS for each in project["optional-dependencies"][extra])]
-    lowest = dict(requirement.split(">=") for requirement in ours)
+    extras = project["optional-dependencies"]
+    kept = () if libraries == "newest" else tuple(name for name in EXTRAS if name not in ONLY_NEWEST.get(python, ()))
+    beside = [each for name in EXTRAS if name not in kept for each in extras[name]]
+    ours = [*project["dependencies"], *(each for name in kept for each in extras[name])]
     if libraries == "newest":
-        wanted = list(lowest)
+        wanted = [*ours, *beside]
     else:
-        wanted = [f"{name}=={OLDEST.get((python, name), version)}" for name, version in lowest.items()]
+        lowest = [re.match(r"([\w-]+)>=([\d.]+)", each) for each in ours if ";" not in each]
+        pins = [(found[1], found[2]) for found in lowest if found]
+        wanted = [f"{name}=={OLDEST.get((python, name), version)}" for name, version in pins] + beside
     torch = declared["dependency-groups"]["torch"] if python == TORCH else []
     return [*torch, *wanted, *TOOLS, *BESIDE]
 

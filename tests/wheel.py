@@ -98,15 +98,13 @@ rows = penstock.formats.HuggingFace(datasets.Dataset.from_dict({"id": [*range(10
 assert batch["id"].tolist() == [*range(10)]
 """,
     "remote": """
-import functools, http.server, threading
+import pathlib
+from penstock.testing._serving import serving
 
-open("lines.jsonl", "w").write('{"id": 1}\\n{"id": 2}\\n')
-serve = functools.partial(http.server.SimpleHTTPRequestHandler, directory=".")
-server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve)
-threading.Thread(target=server.serve_forever, daemon=True).start()
-data = penstock.formats.JsonLines(f"http://127.0.0.1:{server.server_port}/lines.jsonl", cache=False)
-assert data[1] == {"id": 2}
-server.shutdown()
+pathlib.Path("lines.jsonl").write_text('{"id": 1}\\n{"id": 2}\\n')
+with serving(pathlib.Path(".")) as url:
+    data = penstock.formats.JsonLines(f"{url}/lines.jsonl", cache="cache")
+    assert data[1] == {"id": 2}
 """,
     "lmdb": """
 image = np.zeros((3, 8, 8), np.uint8)

@@ -8,8 +8,8 @@ tests see Linux: they have their own ways on each system, and are not what is te
 
 What this cannot show: other C libraries, paths with drive letters, how times are rounded, and how fast anything is.
 
-pytest loads this module with `-p tests.elsewhere.pretending`, and other programs load it by `site/sitecustomize.py`.
-Both read the variable PENSTOCK_PRETEND, so programs that a test starts pretend, too.
+pytest calls it with `-p tests.elsewhere.plugin`, and other programs by `site/sitecustomize.py`, if the variable
+PENSTOCK_PRETEND is set.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import os
 import stat
 import sys
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -219,6 +219,22 @@ def pretend(system: str) -> None:
     sys.addaudithook(hidden.audit)
 
 
+class _View(types.ModuleType):
+    """A module without some of its names. Names in its own `__dict__` replace those of the module."""
+
+    def __init__(self, real: types.ModuleType, keeps: Callable[[str], bool]) -> None:
+        super().__init__(real.__name__)
+        vars(self).update(_real=real, _keeps=keeps)
+
+    def __getattr__(self, name: str) -> Any:
+        if not self._keeps(name):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(self._real, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._real, name, value)
+
+
 class _Hidden:
     def __init__(self, system: str) -> None:
         self.system, self._import, self._views = system, builtins.__import__, dict[str, types.ModuleType]()
@@ -241,10 +257,7 @@ class _Hidden:
         if change is None:
             return None
         if name not in self._views:
-            real = importlib.import_module(name)
-            view = self._views[name] = types.ModuleType(name)
-            keep = partial(self._keeps, name.lstrip("_"))
-            view.__dict__.update({key: value for key, value in vars(real).items() if keep(key)})
+            view = self._views[name] = _View(importlib.import_module(name), partial(self._keeps, name.lstrip("_")))
             change(view)
         return self._views[name]
 
@@ -264,37 +277,34 @@ class _Hidden:
     # Changes to what is left, by module.
 
     def _os(self, view: Any) -> None:
-        for name in ("fork", "forkpty", "register_at_fork") if self.system == "win32" else ():
-            vars(view).pop(name, None)
         for name in ("stat", "lstat", "fstat", "readlink", "access"):
-            setattr(view, name, partial(self._by_path, getattr(os, name)))
+            vars(view)[name] = partial(self._by_path, name)
         if self.system == "win32":
-            view.O_BINARY, view.O_NOINHERIT, view.open = _BINARY, os.O_CLOEXEC, _opened
-            view.supports_fd = view.supports_dir_fd = frozenset()
+            vars(view).update(O_BINARY=_BINARY, O_NOINHERIT=os.O_CLOEXEC, open=_opened)
 
-    def _by_path(self, call: Callable[..., Any], path: Any, *args: Any, **kwargs: Any) -> Any:
+    def _by_path(self, name: str, path: Any, *args: Any, **kwargs: Any) -> Any:
         _check_folder(path)
-        found = call(path, *args, **kwargs)
+        found = getattr(os, name)(path, *args, **kwargs)
         return _without_owner(found) if self.system == "win32" and isinstance(found, os.stat_result) else found
 
     def _sys(self, view: Any) -> None:
-        view.platform = self.system
+        vars(view)["platform"] = self.system
 
     def _importlib(self, view: Any) -> None:
         def import_module(name: str, package: str | None = None) -> types.ModuleType:
             return self.view(name) or importlib.import_module(name, package)
 
-        view.import_module = import_module
+        vars(view)["import_module"] = import_module
 
     def _signal(self, view: Any) -> None:
         import signal
 
         found = {*range(1, 32)} if self.system == "darwin" else {6, 8, 4, 2, 11, 15}
-        view.valid_signals = lambda: {signal.Signals(number) for number in found}
+        vars(view)["valid_signals"] = lambda: {signal.Signals(number) for number in found}
 
     def _mmap(self, view: Any) -> None:
         if self.system == "win32":
-            view.ALLOCATIONGRANULARITY = 1 << 16
+            vars(view)["ALLOCATIONGRANULARITY"] = 1 << 16
 
     def _ctypes(self, view: Any) -> None:
         import ctypes
@@ -312,12 +322,12 @@ class _Hidden:
                     raise AttributeError(f"symbol not found: {name}")
                 return super().__getattr__(name)
 
-        view.CDLL = CDLL
+        vars(view)["CDLL"] = CDLL
 
     def _multiprocessing(self, view: Any) -> None:
         methods = ["spawn"] if self.system == "win32" else ["spawn", "fork", "forkserver"]
-        view.get_all_start_methods = lambda: methods
-        view.get_start_method = lambda allow_none=False: None if allow_none else "spawn"
+        vars(view)["get_all_start_methods"] = lambda: methods
+        vars(view)["get_start_method"] = lambda allow_none=False: None if allow_none else "spawn"
 
     def _nothing(self, view: Any) -> None:
         pass
@@ -387,25 +397,3 @@ def _without_owner(found: os.stat_result) -> os.stat_result:
     values = [stat.S_IFMT(found.st_mode) | kind, *found[1:4], 0, 0, *found[6:10]]
     times = {name: getattr(found, name) for name in ("st_atime_ns", "st_mtime_ns", "st_ctime_ns", "st_mtime")}
     return os.stat_result(values, times)
-
-
-# For pytest.
-
-if __name__ == "tests.elsewhere.pretending" and VARIABLE in os.environ:
-    pretend(os.environ[VARIABLE])
-    import pytest
-
-    def pytest_configure(config: pytest.Config) -> None:
-        # Tests that leave the backend to penstock run with threads.
-        config.addinivalue_line("filterwarnings", "ignore:Workers are threads here")
-        config.addinivalue_line("filterwarnings", "ignore:Remote files are kept in memory and not on disk")
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-        """Skips a test at the point where it asks for processes, which is a clear error."""
-        try:
-            return (yield)
-        except RuntimeError as error:
-            if str(error).startswith(("Worker processes need Linux", 'backend="ray" needs Linux')):
-                pytest.skip(str(error).partition(",")[0])
-            raise

@@ -19,8 +19,8 @@ SYSTEMS = ("darwin", "win32")
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_core_works(system: str) -> None:
-    tests = CORE if "PENSTOCK_ELSEWHERE" in os.environ else QUICK
-    command = [sys.executable, "-m", "pytest", "-p", "tests.elsewhere.pretending", "-q", "-p", "no:cacheprovider"]
+    tests = ["--numprocesses", "2", *CORE] if "PENSTOCK_ELSEWHERE" in os.environ else QUICK
+    command = [sys.executable, "-m", "pytest", "-p", "tests.elsewhere.plugin", "-q", "-p", "no:cacheprovider"]
     environment = {**os.environ, VARIABLE: system}
     for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_CURRENT_TEST"):
         environment.pop(name, None)

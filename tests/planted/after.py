@@ -9,6 +9,33 @@ _HISTORIES = ("histories/test_histories.py::test_random_histories_find_nothing[c
 
 _MORE = [
     Bug(
+        "on Windows, files are opened as text",
+        "anywhere",
+        "_system/platform.py",
+        ' | _constant(os, "O_BINARY")',
+        "",
+        ("elsewhere/test_elsewhere.py::test_files_states_and_reports_work",),
+        "Windows changes line ends in the bytes that are read, so samples are wrong.",
+    ),
+    Bug(
+        "an index is kept where nobody knows who may write it",
+        "anywhere",
+        "_files/index.py",
+        "    if not HAS_OWNERS:\n        return\n",
+        "",
+        ("elsewhere/test_elsewhere.py::test_files_states_and_reports_work",),
+        "On Windows, another user may have written the positions of the samples.",
+    ),
+    Bug(
+        "workers become threads in silence",
+        "anywhere",
+        "_options.py",
+        "            _warn_of_threads()\n",
+        "            pass\n",
+        ("elsewhere/test_elsewhere.py::test_workers_are_threads_with_one_warning",),
+        "On a Mac, augmentations that draw from numpy.random differ from run to run, and no message says why.",
+    ),
+    Bug(
         "a forked child takes its parent's workers for its own",
         "endings",
         "_engine/turn.py",

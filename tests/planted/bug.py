@@ -9,6 +9,7 @@ AREAS = (
     *("blocks", "shared", "cache", "scout", "remote", "formats"),
     *("starting", "threads", "faces", "verdicts", "identity", "stores", "tars", "trust"),
     *("stages", "mixtures", "packing", "budgets", "balance", "weights", "commits", "explain", "forecasts"),
+    "anywhere",
 )
 
 

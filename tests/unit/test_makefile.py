@@ -82,3 +82,21 @@ def test_a_python_that_only_pyenv_has_is_found(tmp_path: Path) -> None:
     shim.write_text("#!/bin/sh\necho python3.10\n")
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
     assert ran.stdout.strip() == "python3.10", ran.stderr
+
+
+def test_the_extra_all_names_every_extra_and_each_has_a_program() -> None:
+    from tests.wheel import SMOKE
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (everything,) = extras.pop("all")
+    assert set(re.findall(r"[\w-]+", everything.partition("[")[2])) == extras.keys()
+    assert extras.keys() <= SMOKE.keys()
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    import penstock
+
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert version == penstock.__version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text()

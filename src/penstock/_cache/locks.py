@@ -156,7 +156,7 @@ def _locks_of(process: str, number: str, file: os.stat_result) -> list[tuple[str
 
 
 def _text(path: str) -> str:
-    with open(path, errors="replace") as file:
+    with open(path, encoding="utf-8", errors="replace") as file:
         return file.read()
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 
+from penstock._system.limits import memory_of_machine
 from penstock._system.shortage import is_shortage
 
 _ALLOCATION = re.compile(r"alloc of size (\d+) failed")  # pyarrow's message
@@ -15,8 +15,7 @@ def is_damage(error: Exception) -> bool:
     if isinstance(error, MemoryError):
         wanted = _ALLOCATION.search(str(error))
         # If a decoder requests more memory than this machine has, a length in the file must be wrong.
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return wanted is not None and int(wanted[1]) > memory
+        return wanted is not None and int(wanted[1]) > memory_of_machine()
     if isinstance(error, OSError) and error.errno is not None:
         return False
     return not isinstance(error, ImportError) and not is_shortage(error)

@@ -15,6 +15,7 @@ from penstock._measure.meter import TICK
 from penstock._options import Options
 from penstock._schedule.tuner import RESTING, Bounds, Interval, Range, Resize, Tuner
 from penstock._session.measures import Measures
+from penstock._system.limits import memory_of_machine
 from penstock.backends import _base as backends
 from penstock.stats._machine import machine
 
@@ -116,5 +117,5 @@ def _bounds(options: Options, feed: Feed) -> Bounds:
         workers = Range(1, 1 if feed.one_reader else most)
     if "prefetch_factor" in options.auto:
         prefetch = Range(1, _MOST_PREFETCH)
-    memory = found.memory_limit or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory = found.memory_limit or memory_of_machine()
     return Bounds(workers, prefetch, cpus, memory)

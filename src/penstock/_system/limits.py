@@ -41,8 +41,13 @@ def _of_this_user() -> int:
 
 
 def _number(path: str) -> int:
-    with open(path) as file:
+    with open(path, "rb") as file:
         return int(file.read())
+
+
+def memory_of_machine() -> int:
+    """Returns the size of the memory in bytes. If it is unknown, as on Windows, returns more than any machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 62
 
 
 def usable_cpus() -> int:
