@@ -31,6 +31,13 @@ class Numbers:
         return int(key), float(np.random.random())
 
 
+def seed_torch() -> None:
+    """torch's loaders seed the generators of their workers from torch's own."""
+    import torch
+
+    torch.manual_seed(0)
+
+
 def augmented(sample: Any) -> Any:
     return {"id": int(sample["id"]), "noise": float(np.random.random())}
 
@@ -96,8 +103,6 @@ def _torch_order(rank: int, world: int) -> dict[str, Any]:
     from torch.utils.data import DistributedSampler
 
     torch.manual_seed(0)
-    if world == 1:
-        return {"shuffle": True}
     return {"sampler": DistributedSampler(Numbers(), world, rank, seed=0)}  # type: ignore[arg-type]
 
 
@@ -125,6 +130,7 @@ class HuggingFace(Loader):
         from datasets.distributed import split_dataset_by_node
         from torchdata.stateful_dataloader import StatefulDataLoader
 
+        seed_torch()
         datasets.disable_progress_bars()
         files = sorted(map(str, (folder / "parquet").glob("*.parquet")))
         data: Any = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
@@ -174,6 +180,7 @@ class WebDataset(Loader):
     def __init__(self, folder: Path, workers: int, rank: int, world: int) -> None:
         import webdataset
 
+        seed_torch()
         shards = sorted(map(str, (folder / "tar").glob("*.tar")))
         split = webdataset.split_by_node if world == 1 else lambda urls, *_: islice(urls, rank, None, world)
         data = webdataset.WebDataset(shards, shardshuffle=100, nodesplitter=split, seed=0)
@@ -185,6 +192,7 @@ class LitData(Loader):
     def __init__(self, folder: Path, workers: int, rank: int, world: int) -> None:
         from litdata import StreamingDataLoader, StreamingDataset
 
+        seed_torch()
         data = StreamingDataset(str(folder / "litdata"), shuffle=True, seed=0, transform=augmented)
         self.loader = StreamingDataLoader(data, batch_size=BATCH, num_workers=workers)
 
@@ -197,6 +205,7 @@ class MosaicML(Loader):
     def __init__(self, folder: Path, workers: int, rank: int, world: int) -> None:
         from streaming import StreamingDataLoader, StreamingDataset
 
+        seed_torch()
         class Augmented(StreamingDataset):
             def __getitem__(self, at: Any) -> Any:
                 return augmented(super().__getitem__(at))
