@@ -123,7 +123,9 @@ class Torchdata(Loader):
 
 
 class HuggingFace(Loader):
-    """Streaming, with a shuffle buffer, in torchdata's loader, as its documentation advises."""
+    """Streaming, in torchdata's loader, as its documentation advises."""
+
+    buffer = 0
 
     def __init__(self, folder: Path, workers: int, rank: int, world: int) -> None:
         import datasets
@@ -134,7 +136,8 @@ class HuggingFace(Loader):
         datasets.disable_progress_bars()
         files = sorted(map(str, (folder / "parquet").glob("*.parquet")))
         data: Any = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
-        data = data.shuffle(seed=0, buffer_size=40)
+        if self.buffer:
+            data = data.shuffle(seed=0, buffer_size=self.buffer)
         if world > 1:
             data = split_dataset_by_node(data, rank, world)
         self.loader = StatefulDataLoader(data.map(augmented), BATCH, num_workers=workers)
@@ -142,6 +145,10 @@ class HuggingFace(Loader):
     def __iter__(self) -> Iterator[list[Pair]]:
         for batch in self.loader:
             yield list(zip(batch["id"].tolist(), batch["noise"].tolist(), strict=True))
+
+
+class HuggingFaceShuffled(HuggingFace):
+    buffer = 40
 
 
 class Grain(Loader):
@@ -206,6 +213,7 @@ class MosaicML(Loader):
         from streaming import StreamingDataLoader, StreamingDataset
 
         seed_torch()
+
         class Augmented(StreamingDataset):
             def __getitem__(self, at: Any) -> Any:
                 return augmented(super().__getitem__(at))
@@ -225,7 +233,8 @@ LOADERS: dict[str, type[Loader]] = {
     "torch": Torch,
     "torchdata": Torchdata,
     "grain": Grain,
-    "datasets": HuggingFace,
+    "datasets, in order": HuggingFace,
+    "datasets, shuffled": HuggingFaceShuffled,
     "webdataset": WebDataset,
     "litdata": LitData,
     "streaming": MosaicML,
@@ -235,7 +244,7 @@ WITHOUT_RANKS = ("litdata", "streaming")  # they need real processes of torch.di
 
 def write(name: str, folder: Path) -> None:
     """The samples in the files of a library, in several files each."""
-    if name == "datasets":
+    if name.startswith("datasets"):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
