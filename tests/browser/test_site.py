@@ -53,9 +53,11 @@ def test_a_chart_has_the_colours_of_the_page(window: Window, mode: str, shown: s
 
 # The search is in a shadow tree, which `querySelectorAll` of the page does not see.
 DEEP = """
-    const deep = root => [...root.querySelectorAll('*')].flatMap(e => e.shadowRoot ? [e, ...deep(e.shadowRoot)] : [e]);
+    const inside = e => e.shadowRoot ? [e, ...deep(e.shadowRoot)] : [e];
+    const deep = root => [...root.querySelectorAll('*')].flatMap(inside);
     const waited = async test => {
-        for (let turn = 0; turn < 200 && !deep(document).some(test); turn++) await new Promise(go => setTimeout(go, 50));
+        const pause = () => new Promise(go => setTimeout(go, 50));
+        for (let turn = 0; turn < 200 && !deep(document).some(test); turn++) await pause();
         return deep(document).some(test);
     };
 """
