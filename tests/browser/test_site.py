@@ -62,7 +62,7 @@ DEEP = """
     };
 """
 FOCUSED = "return await waited(e => e.tagName == 'INPUT' && e.offsetHeight && e.getRootNode().activeElement == e)"
-FOUND = "return await waited(e => e.tagName == 'A' && /reference.penstock.html#penstock.cu_seqlens/.test(e.href))"
+FOUND = "return await waited(e => e.tagName == 'A' && /reference.penstock.html.*#penstock.cu_seqlens$/.test(e.href))"
 
 
 def test_the_search_finds_a_name_without_a_server(window: Window, pictures: Path) -> None:
