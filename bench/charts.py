@@ -66,10 +66,10 @@ WORDS = {
     "tensor_dict20": "a dict of 20 tensors",
     "tensor_python": "0.2 ms of Python",
     "tensor_wait": "a wait of 4 ms, 16 processes",
-    "tensor_first_batch": "the first batch",
-    "tensor_first_batch_persistent": "the first batch, persistent",
-    "tensor_epoch_boundary": "between two epochs",
-    "tensor_epoch_boundary_persistent": "between two epochs, persistent",
+    "tensor_first_batch": "the first batch, tensors",
+    "tensor_first_batch_persistent": "first batch, persistent workers",
+    "tensor_epoch_boundary": "between two epochs, tensors",
+    "tensor_epoch_boundary_persistent": "epochs, persistent workers",
 }
 
 
@@ -268,17 +268,17 @@ def scaling(drawing: Drawing) -> str:
     """Batches a second by the number of workers, for both rows of `bench.scaling`."""
     day, content = newest("scaling")
     titles = {
-        "wait": "Samples that wait 4 ms: workers help on any machine",
-        "rows": "512 int32 of a memory map: no more workers than cores",
+        "wait": "Samples that wait 4 ms",
+        "rows": "Samples of 512 int32, on two cores",
     }
     found = content["results"]
     engines = [e for e in ("penstock", *PEERS) if any(e in m for by in found.values() for m in by.values())]
     drawing.text(16, 28, "Batches a second, by the number of workers", 18, font_weight="600")
-    drawing.legend(52, engines, "limit (no loader)")
+    drawing.legend(52, engines, "limit (no loader), dashed")
     width = (WIDTH - 32 - 40) / 2
     for number, (name, by_workers) in enumerate(found.items()):
         _lines(drawing, 16 + number * (width + 40), 78, width, titles.get(name, name), by_workers, engines)
-    return drawing.svg(foot(drawing, 382, conditions(day, content["header"])) + 2, "scaling with workers")
+    return drawing.svg(foot(drawing, 390, conditions(day, content["header"])) + 2, "scaling with workers")
 
 
 def _lines(
@@ -351,7 +351,9 @@ def memory(drawing: Drawing) -> str:
         text = f"{each['after']:,.0f} MB, {max(0, each['after'] - each['before']):,.0f} of them added"
         drawing.text(left + after + 8, middle + 4, text, 12, fill=drawing.theme.faint)
     y = 68 + height * len(found) + 20
-    notes = ["Light: at the start of the pass, with what the libraries themselves take. Dark: what the pass adds."]
+    notes = [
+        "Pale: at the start of the pass, with what the libraries themselves take. In full colour: what the pass adds."
+    ]
     return drawing.svg(foot(drawing, y, [*notes, *conditions(day, content["header"])]) + 2, "memory")
 
 
