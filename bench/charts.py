@@ -66,10 +66,10 @@ WORDS = {
     "tensor_dict20": "a dict of 20 tensors",
     "tensor_python": "0.2 ms of Python",
     "tensor_wait": "a wait of 4 ms, 16 processes",
-    "tensor_first_batch": "the first batch",
-    "tensor_first_batch_persistent": "the first batch, persistent",
-    "tensor_epoch_boundary": "between two epochs",
-    "tensor_epoch_boundary_persistent": "between two epochs, persistent",
+    "tensor_first_batch": "the first batch, tensors",
+    "tensor_first_batch_persistent": "first batch, persistent workers",
+    "tensor_epoch_boundary": "between two epochs, tensors",
+    "tensor_epoch_boundary_persistent": "epochs, persistent workers",
 }
 
 
@@ -268,17 +268,17 @@ def scaling(drawing: Drawing) -> str:
     """Batches a second by the number of workers, for both rows of `bench.scaling`."""
     day, content = newest("scaling")
     titles = {
-        "wait": "Samples that wait 4 ms: workers help on any machine",
-        "rows": "512 int32 of a memory map: no more workers than cores",
+        "wait": "Samples that wait 4 ms",
+        "rows": "Samples of 512 int32, on two cores",
     }
     found = content["results"]
     engines = [e for e in ("penstock", *PEERS) if any(e in m for by in found.values() for m in by.values())]
     drawing.text(16, 28, "Batches a second, by the number of workers", 18, font_weight="600")
-    drawing.legend(52, engines, "limit (no loader)")
+    drawing.legend(52, engines, "limit (no loader), dashed")
     width = (WIDTH - 32 - 40) / 2
     for number, (name, by_workers) in enumerate(found.items()):
         _lines(drawing, 16 + number * (width + 40), 78, width, titles.get(name, name), by_workers, engines)
-    return drawing.svg(foot(drawing, 382, conditions(day, content["header"])) + 2, "scaling with workers")
+    return drawing.svg(foot(drawing, 390, conditions(day, content["header"])) + 2, "scaling with workers")
 
 
 def _lines(
@@ -314,8 +314,8 @@ def _lines(
             drawing.mark(engine, *point)
 
 
-def bars(drawing: Drawing, y: float, title: str, rows: list[tuple[str, str, float, str]], log: bool = False) -> float:
-    """Horizontal bars: a label, a loader, a value and the text behind its bar."""
+def bars(drawing: Drawing, y: float, title: str, rows: list[tuple[str, str, float, str]]) -> float:
+    """Horizontal bars on a log scale: a label, a loader, a value and the text behind its bar."""
     left, right, height, theme = 250, WIDTH - 190, 26, drawing.theme
     drawing.text(16, y + 14, title, 13, font_weight="600")
     top = y + 28
@@ -324,7 +324,7 @@ def bars(drawing: Drawing, y: float, title: str, rows: list[tuple[str, str, floa
     low = math.log10(least) - 0.35
     for number, (label, engine, value, text) in enumerate(rows):
         middle = top + height * (number + 0.5)
-        share = (math.log10(value) - low) / (math.log10(largest) - low) if log else value / largest
+        share = (math.log10(value) - low) / (math.log10(largest) - low)
         drawing.text(left - 14, middle + 4, label, 13, "end")
         drawing.bar(left, middle - 8, share * (right - left), 16, theme.colours.get(engine, theme.faint))
         drawing.text(left + share * (right - left) + 8, middle + 4, text, 12, fill=theme.faint)
@@ -332,23 +332,29 @@ def bars(drawing: Drawing, y: float, title: str, rows: list[tuple[str, str, floa
 
 
 def memory(drawing: Drawing) -> str:
-    """How much the memory of each loader grows while it reads a million paths."""
+    """The memory of each loader early in a pass over a million paths, and what the pass adds."""
     day, content = newest("memory")
     found: dict[str, dict[str, float]] = content["results"]
-    size = next(iter(found.values()))["list"]
-    rows = [
-        (
-            name,
-            name.partition(",")[0],
-            max(0.1, each["after"] - each["before"]),
-            f"{each['after'] - each['before']:+,.0f} MB",
-        )
-        for name, each in found.items()
+    size, largest = next(iter(found.values()))["list"], max(each["after"] for each in found.values())
+    left, right, height = 200, WIDTH - 200, 28
+    drawing.text(16, 28, "Memory of all processes together", 18, font_weight="600")
+    drawing.text(
+        16, 52, f"A million paths ({size:,.0f} MB as a Python list), read once, shuffled, by four workers", 13
+    )
+    for number, (name, each) in enumerate(found.items()):
+        middle = 68 + height * (number + 0.5)
+        colour = drawing.theme.colours[name.partition(",")[0]]
+        before, after = (each[when] / largest * (right - left) for when in ("before", "after"))
+        drawing.text(left - 14, middle + 4, name, 13, "end")
+        drawing.bar(left, middle - 8, before, 16, colour, 0.45)
+        drawing.bar(left + before, middle - 8, after - before, 16, colour)
+        text = f"{each['after']:,.0f} MB, {max(0, each['after'] - each['before']):,.0f} of them added"
+        drawing.text(left + after + 8, middle + 4, text, 12, fill=drawing.theme.faint)
+    y = 68 + height * len(found) + 20
+    notes = [
+        "Pale: at the start of the pass, with what the libraries themselves take. In full colour: what the pass adds."
     ]
-    drawing.text(16, 28, "Memory that one pass adds", 18, font_weight="600")
-    title = f"A million paths ({size:,.0f} MB as a Python list), four worker processes; all processes together"
-    y = bars(drawing, 44, title, rows)
-    return drawing.svg(foot(drawing, y + 8, conditions(day, content["header"])) + 2, "memory")
+    return drawing.svg(foot(drawing, y, [*notes, *conditions(day, content["header"])]) + 2, "memory")
 
 
 def resume(drawing: Drawing) -> str:
@@ -365,9 +371,7 @@ def resume(drawing: Drawing) -> str:
         )
         for engine, each in found.items()
     ]
-    y = bars(
-        drawing, 44, "From a new loader to its first batch, resumed at step 500,000 (log scale)", first, log=True
-    )
+    y = bars(drawing, 44, "From a new loader to its first batch, resumed at step 500,000 (log scale)", first)
     states = [
         (
             engine,
@@ -378,7 +382,7 @@ def resume(drawing: Drawing) -> str:
         for engine, each in found.items()
     ]
     title = "To take a state (log scale), and the rate that is left with a state at each step"
-    y = bars(drawing, y + 6, title, states, log=True)
+    y = bars(drawing, y + 6, title, states)
     return drawing.svg(foot(drawing, y + 8, conditions(day, content["header"])) + 2, "resuming")
 
 

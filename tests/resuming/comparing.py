@@ -27,6 +27,10 @@ COLUMNS = ("loader", "same settings", "2 workers, then 3", "2 ranks, then 1", "r
 class Failed(Exception):
     """A loader raised an error; the message is its last line."""
 
+    @property
+    def short(self) -> str:
+        return f"an error ({str(self).partition(':')[0].rpartition('.')[2]})"
+
 
 def ask(name: str, folder: Path, **request: Any) -> Any:
     """What a loader answers in a process of its own. (Numbers of ranks reach some loaders by the environment.)"""
@@ -73,7 +77,7 @@ class Row:
 
 def row(name: str, folder: Path) -> Row:
     found = Row(name)
-    if name in ("datasets", "webdataset", "litdata", "streaming"):
+    if name.startswith(("datasets", "webdataset", "litdata", "streaming")):
         ask(name, folder, write=True)
     whole = ask(name, folder, next=True)
     part = ask(name, folder, batches=STOP)
@@ -93,7 +97,7 @@ def row(name: str, folder: Path) -> Row:
             found.cells["2 ranks, then 1"] = _resumed(found, folder, parts, alone, once=True)
         except Failed as error:
             found.errors.append(str(error))
-            found.cells["2 ranks, then 1"] = "an error"
+            found.cells["2 ranks, then 1"] = error.short
     return found
 
 
@@ -103,7 +107,7 @@ def _same(found: Row, folder: Path, whole: Any, part: Any) -> None:
         rest = ask(found.name, folder, state=part["state"], next=True)
     except Failed as error:
         found.errors.append(str(error))
-        found.cells |= {"same settings": "an error", "random numbers": "-", "next epoch": "-"}
+        found.cells |= {"same settings": error.short, "random numbers": "-", "next epoch": "-"}
         return
     found.cells["same settings"] = judged(part["read"], rest["read"], whole["read"])
     again = ask(found.name, folder)["read"]
@@ -122,7 +126,7 @@ def _resumed(found: Row, folder: Path, parts: list[Any], whole: Any, once: bool 
         rest = ask(found.name, folder, state=parts[0]["state"], **settings)
     except Failed as error:
         found.errors.append(str(error))
-        return "an error"
+        return error.short
     before = [batch for part in parts for batch in part["read"]]
     text = judged(before, rest["read"], whole)
     return "each sample once" if once and text.startswith(("exact", "each")) else text

@@ -31,6 +31,13 @@ class Numbers:
         return int(key), float(np.random.random())
 
 
+def seed_torch() -> None:
+    """torch's loaders seed the generators of their workers from torch's own."""
+    import torch
+
+    torch.manual_seed(0)
+
+
 def augmented(sample: Any) -> Any:
     return {"id": int(sample["id"]), "noise": float(np.random.random())}
 
@@ -96,8 +103,6 @@ def _torch_order(rank: int, world: int) -> dict[str, Any]:
     from torch.utils.data import DistributedSampler
 
     torch.manual_seed(0)
-    if world == 1:
-        return {"shuffle": True}
     return {"sampler": DistributedSampler(Numbers(), world, rank, seed=0)}  # type: ignore[arg-type]
 
 
@@ -118,17 +123,21 @@ class Torchdata(Loader):
 
 
 class HuggingFace(Loader):
-    """Streaming, with a shuffle buffer, in torchdata's loader, as its documentation advises."""
+    """Streaming, in torchdata's loader, as its documentation advises."""
+
+    buffer = 0
 
     def __init__(self, folder: Path, workers: int, rank: int, world: int) -> None:
         import datasets
         from datasets.distributed import split_dataset_by_node
         from torchdata.stateful_dataloader import StatefulDataLoader
 
+        seed_torch()
         datasets.disable_progress_bars()
         files = sorted(map(str, (folder / "parquet").glob("*.parquet")))
         data: Any = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
-        data = data.shuffle(seed=0, buffer_size=40)
+        if self.buffer:
+            data = data.shuffle(seed=0, buffer_size=self.buffer)
         if world > 1:
             data = split_dataset_by_node(data, rank, world)
         self.loader = StatefulDataLoader(data.map(augmented), BATCH, num_workers=workers)
@@ -136,6 +145,10 @@ class HuggingFace(Loader):
     def __iter__(self) -> Iterator[list[Pair]]:
         for batch in self.loader:
             yield list(zip(batch["id"].tolist(), batch["noise"].tolist(), strict=True))
+
+
+class HuggingFaceShuffled(HuggingFace):
+    buffer = 40
 
 
 class Grain(Loader):
@@ -174,6 +187,7 @@ class WebDataset(Loader):
     def __init__(self, folder: Path, workers: int, rank: int, world: int) -> None:
         import webdataset
 
+        seed_torch()
         shards = sorted(map(str, (folder / "tar").glob("*.tar")))
         split = webdataset.split_by_node if world == 1 else lambda urls, *_: islice(urls, rank, None, world)
         data = webdataset.WebDataset(shards, shardshuffle=100, nodesplitter=split, seed=0)
@@ -185,6 +199,7 @@ class LitData(Loader):
     def __init__(self, folder: Path, workers: int, rank: int, world: int) -> None:
         from litdata import StreamingDataLoader, StreamingDataset
 
+        seed_torch()
         data = StreamingDataset(str(folder / "litdata"), shuffle=True, seed=0, transform=augmented)
         self.loader = StreamingDataLoader(data, batch_size=BATCH, num_workers=workers)
 
@@ -196,6 +211,8 @@ class LitData(Loader):
 class MosaicML(Loader):
     def __init__(self, folder: Path, workers: int, rank: int, world: int) -> None:
         from streaming import StreamingDataLoader, StreamingDataset
+
+        seed_torch()
 
         class Augmented(StreamingDataset):
             def __getitem__(self, at: Any) -> Any:
@@ -216,7 +233,8 @@ LOADERS: dict[str, type[Loader]] = {
     "torch": Torch,
     "torchdata": Torchdata,
     "grain": Grain,
-    "datasets": HuggingFace,
+    "datasets, in order": HuggingFace,
+    "datasets, shuffled": HuggingFaceShuffled,
     "webdataset": WebDataset,
     "litdata": LitData,
     "streaming": MosaicML,
@@ -226,7 +244,7 @@ WITHOUT_RANKS = ("litdata", "streaming")  # they need real processes of torch.di
 
 def write(name: str, folder: Path) -> None:
     """The samples in the files of a library, in several files each."""
-    if name == "datasets":
+    if name.startswith("datasets"):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
