@@ -18,7 +18,8 @@
 ##   planted              plants bugs, and checks that tests find each of them: BUGS=memory             10 minutes
 ##   soak                 kills workers, runs random histories: PENSTOCK_SOAK=600 (seconds)             3 minutes
 ##   fuzz                 attacks every parser with mutated bytes: TARGETS="tar lmdb" MINUTES=5         20 minutes
-##   frameworks           accelerate, Lightning, Hugging Face, torchvision, timm       430 MB           3 minutes
+##   frameworks           accelerate, Lightning, Hugging Face                          420 MB           2 minutes
+##   images               images for torchvision and timm                              420 MB           1 minute
 ##   examples             the GPT that is killed and continues elsewhere, and the loader for torchtitan  2 minutes
 ##   browser              the report in chromium, a trace in Perfetto                                   1 minute
 ##   strangers            whole programs as users write them: ARGS="-k jax"            3 GB             5 minutes
@@ -30,12 +31,13 @@
 ## Groups of benchmarks:
 ##   bench-ray            workers on Ray, beside Ray Data                                               10 minutes
 ##   bench-formats        Parquet and tar shards, beside five other libraries          2 GB             10 minutes
+##   bench-images         a program of torchvision, before and after loader=           420 MB           5 minutes
 ##   pictures             draws the pictures of the README and the docs, from a real run
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-GROUPS := wide quiet matrix coverage planted soak fuzz frameworks examples browser strangers ray remote wild interop \
-  bench-ray bench-formats pictures
+GROUPS := wide quiet matrix coverage planted soak fuzz frameworks images examples browser strangers ray remote wild interop \
+  bench-ray bench-formats bench-images pictures
 .PHONY: help demo test test-engine test-parts test-faces lint check bench group unknown-group pins clean $(GROUPS)
 
 PYTHON ?= python3
@@ -50,6 +52,7 @@ RAY    := .venv-ray
 STRANGERS := .venv-strangers
 FUZZ   := .venv-fuzz
 FORMATS := .venv-formats
+IMAGES := .venv-images
 OTHERS := .others
 # pip of an environment. Before 25.1 it knows no dependency groups, and Python 3.11 comes with an older one.
 INSTALL = $(1)/bin/python -m pip --disable-pip-version-check --quiet install
@@ -125,10 +128,13 @@ unknown-group:
 	@echo "make group NAME=...: there is no group '$(NAME)'. The groups are: $(GROUPS). \`make help\` describes them." >&2
 	@exit 2
 
-# Runs of accelerate, Lightning, and Hugging Face's Trainer and datasets; images for torchvision and timm; the examples
-# that need these.
+# Runs of accelerate, Lightning, and Hugging Face's Trainer and datasets, and the examples with these.
 frameworks: $(VENV)/.frameworks
 	$(BIN)/python -m pytest tests/frameworks
+
+# penstock.image.loader() in programs of torchvision and timm, and the example with it.
+images: $(IMAGES)/.installed
+	$(IMAGES)/bin/python -m pytest tests/images
 
 # examples/train_gpt.py: a run under torchrun that is killed, and continues on 1 and on 3 ranks.
 examples: $(VENV)/.developed
@@ -209,7 +215,6 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m bench.packing
 	$(BIN)/python -m bench.budgets
 	$(BIN)/python -m bench.language
-	$(BIN)/python -m bench.image_loader
 
 # Workers on Ray beside processes and Ray Data, on two nodes of this machine; and the driver of a large cluster, by
 # simulation. The machine must be quiet.
@@ -224,12 +229,17 @@ bench-formats: $(FORMATS)/.installed
 	$(FORMATS)/bin/python -m bench.tables $(BENCH)
 	$(FORMATS)/bin/python -m bench.shards $(BENCH)
 
+# A training program of torchvision, with Pillow and with penstock.image.loader(). The machine should be quiet.
+bench-images: $(IMAGES)/.installed
+	$(IMAGES)/bin/python -m bench.image_loader $(BENCH)
+	$(IMAGES)/bin/python -m bench.image_loader --pixels
+
 # pip only resolves: nothing is installed. Afterwards run `make test`, and the groups whose pins have moved.
 pins: $(VENV)/.developed
 	$(BIN)/python -m tests.pins
 
 clean:
-	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(FUZZ) $(RAY) $(FORMATS) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(FUZZ) $(RAY) $(FORMATS) $(IMAGES) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:
@@ -307,6 +317,11 @@ $(FORMATS)/.installed: pyproject.toml
 	$(call FRESH,$(FORMATS))
 	$(call INSTALL,$(FORMATS)) --group bench-formats --editable .
 	$(call INSTALL,$(FORMATS)) --no-deps --group mosaicml
+	@touch $@
+
+$(IMAGES)/.installed: pyproject.toml
+	$(call FRESH,$(IMAGES))
+	$(call INSTALL,$(IMAGES)) --group images --editable .
 	@touch $@
 
 $(OTHERS)/.made: $(VENV)/.developed
