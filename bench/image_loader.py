@@ -1,6 +1,6 @@
 """The training program of a torchvision user, before and after one line: `loader=penstock.image.loader()`.
 
-`python -m bench.image_loader` needs torchvision: `make bench` installs it. The program is ImageFolder with
+`make bench-images` runs it, since it needs torchvision. The program is ImageFolder with
 RandomResizedCrop(224), a flip, ToTensor and Normalize, in batches of 64 with 2 workers. Each variant has a process of
 its own, and their epochs alternate.
 """

@@ -12,7 +12,7 @@ import torch
 from pictures import encoded, oriented, picture
 
 import penstock.image
-from frameworks.vision import declare_operators
+from images.vision import declare_operators
 from penstock.torch import DataLoader
 
 declare_operators()
