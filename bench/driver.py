@@ -98,8 +98,8 @@ def epoch_boundary(engine: str, workload: Workload, folder: Path, reply: Reply) 
 
 
 def main() -> None:
-    engine, name, folder = sys.argv[1:]
-    workload = {**WORKLOADS, **FREE_WORKLOADS}[name]
+    engine, name, workers, folder = sys.argv[1:]
+    workload = replace({**WORKLOADS, **FREE_WORKLOADS}[name], workers=int(workers))
     # A peer may print: replies keep the descriptor that the run reads, and everything else goes to stderr.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -17,6 +17,7 @@ from penstock._fill.cast import Cast
 from penstock._fill.pad import Pad, check_called, checked_buckets, padding_of
 from penstock._memory.guests import ranks_of_libraries
 from penstock._system.limits import usable_cpus
+from penstock._system.platform import SYSTEM
 from penstock._system.threads import has_gil
 from penstock._system.warnings import warn_caller
 from penstock.backends import _base as backends

@@ -78,6 +78,8 @@ def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = Tru
 
     The result is a ctypes array, for `np.frombuffer`, `view_of` and `struct`.
     """
+    if not CAN_PLACE:
+        return mmap.mmap(-1, length)
     # Not mmap.mmap, which keeps a descriptor for each mapping: a caller with many large batches would run out of
     # them. (Python 3.13 can avoid it.)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if fd is None else mmap.MAP_SHARED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -10,7 +9,6 @@ from typing import Any
 
 from penstock._resume.state import MOST_BEYOND, Epochs, Progress, State, with_later
 from penstock._system.interrupts import interrupts_deferred
-from penstock._system.perthread import PerThread
 from penstock.batch import Batch
 from penstock.errors import StateError
 from penstock.plan import ComputedPlan, Plan
@@ -115,11 +113,6 @@ class Commits(Progress):
         return self.is_read and self._last is None and not self._open
 
 
-def _no_commits() -> list[int]:
-    """Returns the number of committed batches, and of repeated commits."""
-    return [0, 0]
-
-
 class CommittedEpochs(Epochs):
     """The epochs of a loader with `commit=True`. Batches of an epoch may stay open after the next has begun."""
 
@@ -127,7 +120,8 @@ class CommittedEpochs(Epochs):
 
     def __init__(self) -> None:
         super().__init__()
-        self._counts = PerThread(_no_commits)
+        self._counts = 0, 0  # committed batches, and repeated commits
+        self._lock = threading.RLock()
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -144,8 +138,7 @@ class CommittedEpochs(Epochs):
 
     def figures(self) -> tuple[int, int, int]:
         """Returns the number of committed batches, of repeated commits, and of open batches."""
-        committed, twice = map(sum, zip((0, 0), *self._counts.all(), strict=True))
-        return committed, twice, sum(each.open for each in self._now[0])
+        return *self._counts, sum(each.open for each in self._now[0])
 
     def commit(self, batch: Batch[Any]) -> None:
         number = batch._pass
@@ -159,7 +152,6 @@ class CommittedEpochs(Epochs):
                 self._counts = committed + is_first, twice + (not is_first)
         except KeyError:
             raise ValueError(_UNKNOWN.format(step=batch.step, epoch=batch.epoch)) from None
-        self._counts.mine()[not is_first] += 1
 
     @property
     def later(self) -> tuple[State, ...]:
@@ -226,5 +218,4 @@ class CommittedEpochs(Epochs):
         begun, waiting = self._now
         copies = [made.progress if each is self.progress else each.__copy__() for each in begun]
         made._now, made._complete = (tuple(copies), waiting), self._complete.copy()
-        made._counts = copy.deepcopy(self._counts)
         return made  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Decides which source each sample of a mixture is from, and which sample of the source it is.
+"""Decides which source each sample of a mixture is from, and which sample of the source that is.
 
 The shares are exact in every prefix: after n positions of a stage, a source of the weight w has given floor(n * w) or
 ceil(n * w) samples. So its sample j can only be at the positions floor(j / w) to ceil((j + 1) / w) - 1, its *window*
@@ -58,7 +58,7 @@ def whole_weights(weights: Sequence[Fraction]) -> tuple[int, ...]:
 
 
 class MixturePage(NamedTuple):
-    """A range of positions: the source at each, and how many samples this source has given before."""
+    """A range of positions: the source at each position, and how many samples that source has given before it."""
 
     sources: NDArray[np.int64]
     counts: NDArray[np.int64]
@@ -178,7 +178,7 @@ def _divided(
 
 
 class Straddling(NamedTuple):
-    """A sample whose window contains an edge between two leaves, so it can be placed on either side."""
+    """A sample whose window contains the edge between two leaves."""
 
     source: int
     rest: int  # the part of the sample that is due before the edge, times UNIT
@@ -197,8 +197,8 @@ def _rounded_up(
 ) -> list[int]:
     """Chooses which of the straddling samples are placed before the edge at position n. Returns their sources.
 
-    `before` and `after` are the positions of the nearest edges that are already known. Samples of the sources in
-    `taken` are placed before the edge `before`, and samples of those in `left` after the edge `after`.
+    `before` and `after` are the positions of the edges on both sides that are already known. The samples of the
+    sources in `taken` are placed before the edge `before`, and the samples of those in `left` after the edge `after`.
     """
     # This is a schedule of its own: the first m slots are before the edge, and the others after it. The slots where a
     # sample may be are chosen such that the leaves on both sides can be filled.
@@ -232,7 +232,7 @@ def _rounded_up(
 
 
 def _earliest_due(first: Sequence[int], stop: Sequence[int]) -> list[int]:
-    """Assigns job i to one of the slots `first[i]` to `stop[i] - 1`. Each slot gets the available job due first."""
+    """Assigns job i to one of the slots `first[i]` to `stop[i] - 1`. Each slot takes the available job due first."""
     size = len(first)
     by_first = sorted(range(size), key=first.__getitem__)
     found = _by_entry([first[i] for i in by_first], [stop[i] * size + i for i in by_first])
@@ -240,7 +240,7 @@ def _earliest_due(first: Sequence[int], stop: Sequence[int]) -> list[int]:
 
 
 def _by_entry(begins: list[int], entries: list[int]) -> list[int]:
-    """Returns for each slot the smallest unused entry that begins by then. Appends to the sorted `begins`."""
+    """Returns for each slot the smallest entry left that begins there or earlier. Appends to the sorted `begins`."""
     size = len(begins)
     begins.append(size)
     ready: list[int] = []
@@ -261,7 +261,7 @@ def _by_entry(begins: list[int], entries: list[int]) -> list[int]:
 def _stir(
     slots: list[int], m: int, first: Sequence[int], stop: Sequence[int], odds: Sequence[float], key: int
 ) -> None:
-    """Swaps jobs at random. The higher a job's odds, the likelier it is in one of the first m slots."""
+    """Swaps jobs at random. The higher the odds of a job, the likelier it is in one of the first m slots."""
     size = len(slots)
     for number in hashes(key, np.arange(6 * size)).tolist():
         s, t = (number & 0xFFFFF) * size >> 20, (number >> 20 & 0xFFFFF) * size >> 20
@@ -298,7 +298,7 @@ def _swap(placed: NDArray[np.int64], released: NDArray[np.int64], due: NDArray[n
 
 
 def _paired(array: NDArray[Any], distance: int) -> NDArray[Any]:
-    """Cuts the array into parts of this length. Returns views of the even and of the odd parts."""
+    """Cuts the array into stretches of this length. Returns views of the even and of the odd stretches."""
     return array.reshape(-1, 2, distance).transpose(1, 0, 2)
 
 
@@ -382,15 +382,11 @@ class MixtureOrder:
             object.__setattr__(self, "arrangements", Memo(2 * len(self.lengths)))
         object.__setattr__(self, "_permutations", Permutations(self.lengths))
 
-    def follow(self, before: MixtureOrder) -> None:
-        """Takes over what an order with the same seed has computed for the stages that both have."""
-        if before.seed == self.seed:
-            for memo in (before._earlier, before._stretches):
-                for key, stretches in dict(memo.kept).items():  # a copy: another thread may add to it
-                    self._earlier.keep(key, stretches)
-            object.__setattr__(self, "_schedules", before._schedules)
-            if (before.window, before.labels, before.blocks) == (self.window, self.labels, self.blocks):
-                object.__setattr__(self, "_arranged", before._arranged)
+    def reweighed(self, epoch: int, position: int, weights: tuple[int, ...]) -> MixtureOrder:
+        """Returns the order with these weights from a position on. It has no later stages."""
+        kept = [stage for stage in self.stages if stage[:2] < (epoch, position)]
+        given = tuple(self.counts(epoch, position).tolist()) if position else ()
+        return replace(self, stages=(*kept, Stage(epoch, position, weights, given)))
 
     @property
     def identity(self) -> str:
@@ -497,7 +493,7 @@ class MixtureOrder:
         return self._schedules.get((epoch, begin, *weights), lambda: Schedule([w for w in weights if w], seed))
 
     def _counts(self, epoch: int, stretch: Stretch, position: int) -> NDArray[np.int64]:
-        """Like `counts`, for a position inside or after the stretch."""
+        """Returns how many samples each source has given before this position, which is not before the stretch."""
         counts = stretch.base.copy()
         counts[stretch.active] += self._schedule(epoch, stretch).counts(position - stretch.begin)
         return counts
@@ -577,7 +573,7 @@ class EqualEpochs:
 
 
 def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Returns the first number from `low` to `high - 1` that meets a monotone condition, or `high`."""
+    """Returns the first number from `low` to `high` for which a monotone condition holds, or `high`."""
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle + 1, high)
@@ -585,7 +581,7 @@ def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
 
 
 def _distinct(numbers: NDArray[np.int64]) -> list[int]:
-    """Returns the numbers without duplicates. Usually there is only one number, which needs no sorting."""
+    """Returns the numbers without duplicates. Usually there is only one, which needs no sorting."""
     if not numbers.size:
         return []
     low, high = int(numbers.min()), int(numbers.max())

@@ -25,6 +25,7 @@ import os
 import struct
 
 from penstock._memory.mapping import grow, mapped, view_of
+from penstock._system.platform import fcntl
 from penstock._wire.task import NOTICE, Notice
 from penstock.errors import InternalError
 
