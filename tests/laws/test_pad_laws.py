@@ -118,7 +118,7 @@ def test_wrong_settings_are_errors(options: Any) -> None:
 @pytest.mark.parametrize("options", [{}, {"seed": 1}])
 @pytest.mark.parametrize("loaders", ["penstock", "penstock.torch"])
 def test_pad_itself_is_no_collate_function(loaders: str, options: Any) -> None:
-    module = pytest.importorskip(loaders)
+    module = pytest.importorskip(loaders, exc_type=ImportError)  # penstock.torch without torch
     with pytest.raises(TypeError, match=r"collate_fn=penstock\.pad\(\)"):
         next(iter(module.DataLoader([[1], [1, 2]], collate_fn=penstock.pad, **options)))
 
