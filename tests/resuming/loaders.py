@@ -80,11 +80,13 @@ class PenstockStream(Loader):
         import penstock
 
         data = Numbers()
-        stream = penstock.dataset(iter_numbers()).shuffle(40).map(lambda number: data[number])
-        self.loader = penstock.DataLoader(stream, BATCH, seed=0, num_workers=workers, shard=(rank, world))
+        stream = penstock.dataset(CountedNumbers()).shuffle(40).map(lambda number: data[number])
+        self.loader = penstock.DataLoader(
+            stream, BATCH, seed=0, num_workers=workers, shard=(rank, world), last_batch="keep"
+        )
 
 
-class iter_numbers:
+class CountedNumbers:
     def __iter__(self) -> Iterator[int]:
         return iter(range(COUNT))
 
