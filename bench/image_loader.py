@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.images.vision import declare_operators
+
 ROOT = Path(__file__).parent.parent
 WORKERS, BATCH = 2, 64
 SIZES = {
@@ -55,22 +57,11 @@ def write_files(folder: Path, height: int, width: int, count: int) -> None:
         Image.fromarray(pixels).save(path, quality=90)
 
 
-def declare_operators() -> None:
-    """Lets torchvision be imported whose wheel was compiled for a torch with CUDA: no operator of these is used."""
-    import torch
-
-    global _library
-    _library = torch.library.Library("torchvision", "DEF")
-    for operator in ("nms", "qnms"):
-        _library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-
 def program(folder: Path, variant: str, batch: int) -> Any:
     """Returns the loader that the user's program would make."""
     import torch.utils.data
 
-    if not torch.cuda.is_available():
-        declare_operators()
+    declare_operators()
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 

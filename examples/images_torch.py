@@ -2,7 +2,7 @@
 
     python examples/images_torch.py
 
-It needs `pip install "penstock[torch,image]" torchvision`, and takes about half a minute. The program makes 300
+It needs `pip install "penstock[torch,image]" torchvision`, and takes about half a minute. The program makes 180
 photographs of 1024 x 768 (a pattern for each of three classes), and trains a small network on random crops of them.
 It does so three times from the same seed: with torch's loader and Pillow; with the two lines, which give the same
 losses; and with `exact=False`, which decodes less and changes pixels by about 1 of 255.
@@ -26,7 +26,7 @@ from torchvision.transforms import Compose, Normalize, RandomHorizontalFlip, Ran
 import penstock.image
 import penstock.torch
 
-PER_CLASS, EPOCHS, BATCH, WORKERS = 100, 2, 20, 2
+PER_CLASS, EPOCHS, BATCH, WORKERS = 60, 3, 20, 2
 
 
 # The photographs.

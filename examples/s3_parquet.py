@@ -11,6 +11,7 @@ and what came from the cache.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -34,6 +35,7 @@ def bucket_of_moto() -> Iterator[str]:
     """Starts moto's server, and makes a bucket there. The environment names both, as for a MinIO server."""
     from moto.server import ThreadedMotoServer
 
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it would print each request
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     try:
@@ -52,14 +54,15 @@ def bucket_of_moto() -> Iterator[str]:
         server.stop()
 
 
-def write_files(url: str) -> None:
-    """Uploads the files with pyarrow and obstore, as a job of yours would have done."""
+def write_files(url: str) -> int:
+    """Uploads the files with pyarrow and obstore, as a job of yours would have done. Returns their bytes."""
     from obstore.store import S3Store
 
     bucket, _, folder = url.removeprefix("s3://").partition("/")
     store = S3Store(bucket, prefix=folder, client_options={"allow_http": True})
     rng = np.random.default_rng(0)
     truth = rng.normal(size=COLUMNS).astype(np.float32)
+    written = 0
     for number in range(FILES):
         features = rng.normal(size=(ROWS, COLUMNS)).astype(np.float32)
         price = features @ truth + rng.normal(0, 0.1, ROWS).astype(np.float32)
@@ -72,7 +75,9 @@ def write_files(url: str) -> None:
         )
         file = pa.BufferOutputStream()
         pa.parquet.write_table(table, file, row_group_size=500)
+        written += file.tell()
         store.put(f"part-{number}.parquet", file.getvalue().to_pybytes())
+    return written
 
 
 def make_loader(url: str, cache: str) -> penstock.DataLoader[Any]:
@@ -99,7 +104,7 @@ def traffic(loader: penstock.DataLoader[Any]) -> str:
 
 
 def main(url: str) -> None:
-    write_files(url)
+    print(f"wrote {FILES} files to {url}, {write_files(url) / 1e6:.1f} MB")
     weights = np.zeros(COLUMNS, np.float32)
     with tempfile.TemporaryDirectory() as cache:
         with make_loader(url, cache) as loader:

@@ -10,7 +10,7 @@ def declare_operators() -> None:
 
     No program here calls them.
     """
-    if not hasattr(torch.ops.torchvision, "nms"):
+    if torch.version.cuda is None and not hasattr(torch.ops.torchvision, "nms"):
         for operator in ("nms", "qnms"):
             LIBRARY.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
