@@ -157,7 +157,7 @@ def measured(name: str, loader: str) -> list[float]:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **pipes) as process:
         try:
-            out, error = process.communicate(timeout=60)
+            out, error = process.communicate(timeout=300)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # the processes of a loader that was not closed
