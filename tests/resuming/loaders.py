@@ -11,8 +11,10 @@ import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -210,8 +212,18 @@ class LitData(Loader):
             yield list(zip(batch["id"].tolist(), batch["noise"].tolist(), strict=True))
 
 
+def stand_in_for_torchvision() -> None:
+    """MosaicML's package imports torchvision for its datasets of images; its wheel needs a torch with CUDA."""
+    names = "torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional"
+    for name in names:
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__spec__ = ModuleSpec(name, None)
+        vars(sys.modules[name]).update(VisionDataset=object, to_tensor=None)
+
+
 class MosaicML(Loader):
     def __init__(self, folder: Path, workers: int, rank: int, world: int) -> None:
+        stand_in_for_torchvision()
         from streaming import StreamingDataLoader, StreamingDataset
 
         seed_torch()
@@ -272,6 +284,7 @@ def write(name: str, folder: Path) -> None:
         chunks.done()
         chunks.merge()
     if name == "streaming":
+        stand_in_for_torchvision()
         from streaming import MDSWriter
 
         with MDSWriter(out=str(folder / "mds"), columns={"id": "int"}, size_limit=400) as shards:
