@@ -111,6 +111,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 LANGUAGES = {"python", "py", "console", "sh", "text", "toml"}
 RUN_ELSEWHERE = {
     "docs/huggingface.md": "tests/frameworks/test_huggingface.py",
+    "docs/images.md": "tests/images/test_example.py",
     "docs/parquet-in-s3.md": "tests/frameworks/test_huggingface.py",
     "docs/tables.md": "tests/frameworks/test_huggingface.py",
     "docs/webdataset.md": "tests/interop/test_formats.py",
