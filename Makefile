@@ -34,12 +34,13 @@
 ##   lowest               the oldest libraries that pyproject.toml allows              600 MB           10 minutes
 ##   dist                 builds the wheel; installs and uses it with each extra: ARGS="image"  3 GB    10 minutes
 ##   free                 laws, model, histories and races under threads, on a Python without the GIL    10 minutes
+##   docs                 builds the site into build/site, and checks every link of it                  1 minute
 ##
 ## Groups of benchmarks:
 ##   bench-free           threads beside processes and SPDL, on a Python without the GIL                5 minutes
+##   bench-jax            penstock.jax, beside Grain's path to the device                               5 minutes
 ##   bench-ray            workers on Ray, beside Ray Data                                               10 minutes
 ##   bench-formats        Parquet and tar shards, beside five other libraries          2 GB             10 minutes
-##   docs                 builds the site into build/site, and checks every link of it                  1 minute
 ##   bench-images         a program of torchvision, before and after loader=           420 MB           5 minutes
 ##   pictures             draws the pictures of the README and the docs, from a real run
 .DELETE_ON_ERROR:
@@ -240,9 +241,9 @@ free: $(FREE)/.installed
 bench-free: $(FREE)/.installed
 	@test -x $(FREE)/bin/python || exit 0; set -x; $(FREE)/bin/python -m bench.free $(BENCH)
 
-# Tests of every part, with what macOS, and then Windows, lack hidden from penstock (tests/elsewhere). `make test` runs some.
+# Tests of every part, with what macOS, and then Windows, lack hidden from penstock (tests/elsewhere). `make deep` runs some.
 elsewhere: $(VENV)/.developed
-	PENSTOCK_ELSEWHERE=1 $(BIN)/python -m pytest -s --timeout 1200 tests/elsewhere
+	PENSTOCK_DEEP=1 PENSTOCK_ELSEWHERE=1 $(BIN)/python -m pytest -s --timeout 1200 tests/elsewhere
 
 # The lower bounds of pyproject.toml on the oldest Python, except torch's: older builds bring gigabytes of CUDA.
 lowest:

@@ -1,4 +1,4 @@
-"""On macOS and Windows: see `pretending.py`. `make elsewhere` runs all of the core, and `make test` a part of it."""
+"""On macOS and Windows: see `pretending.py`. `make elsewhere` runs all of the core, and `make deep` a part of it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ SITE = Path(__file__).parent / "site"
 SYSTEMS = ("darwin", "win32")
 
 
+@pytest.mark.deep
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_core_works(system: str) -> None:
     tests = ["--numprocesses", "2", *CORE] if "PENSTOCK_ELSEWHERE" in os.environ else QUICK

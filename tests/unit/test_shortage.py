@@ -173,7 +173,7 @@ def test_a_disk_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def failing(*args: Any) -> bytes:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, "pread", failing)
+    monkeypatch.setattr("penstock._files.local.pread", failing)
     number = errno.EIO
     with pytest.raises(FormatError, match="Check the disk"):
         file.read(0, 3)
