@@ -70,9 +70,9 @@ WORDS = {
     "tensor_python": "0.2 ms of Python",
     "tensor_wait": "a wait of 4 ms, 16 processes",
     "tensor_first_batch": "the first batch, tensors",
-    "tensor_first_batch_persistent": "first batch, persistent workers",
+    "tensor_first_batch_persistent": "first batch, persistent",
     "tensor_epoch_boundary": "between two epochs, tensors",
-    "tensor_epoch_boundary_persistent": "epochs, persistent workers",
+    "tensor_epoch_boundary_persistent": "two epochs, persistent",
 }
 
 
@@ -402,10 +402,11 @@ def placed(page: str, drawn: Iterable[str]) -> str:
     """The page with a picture after each mark `<!-- chart:NAME: what it shows -->` whose chart is drawn."""
 
     def picture(mark: re.Match[str]) -> str:
+        comment = f"<!-- chart:{mark[1]}: {mark[2]} -->\n"
         if f"{mark[1]}-dark.svg" not in drawn:
-            return f"{mark[0]}\n"
+            return comment
         dark = f'<source media="(prefers-color-scheme: dark)" srcset="pictures/{mark[1]}-dark.svg">'
-        return f'{mark[0]}\n<picture>\n{dark}\n<img src="pictures/{mark[1]}-light.svg" alt="{mark[2]}">\n</picture>\n'
+        return f'{comment}<picture>\n{dark}\n<img src="pictures/{mark[1]}-light.svg" alt="{mark[2]}">\n</picture>\n'
 
     return re.sub(r"<!-- chart:(\w+): (.*) -->\n(?:<picture>\n.*\n.*\n</picture>\n)?", picture, page)
 
