@@ -180,7 +180,7 @@ def conditions(day: str, header: list[str]) -> list[str]:
 
 def foot(drawing: Drawing, y: float, lines: list[str]) -> float:
     for line in lines:
-        for part in _wrapped(line, 128):
+        for part in _wrapped(line, 116):
             drawing.text(16, y, part, 11, fill=drawing.theme.faint)
             y += 15
     return y
