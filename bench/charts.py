@@ -7,6 +7,7 @@ results give the same files.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable
@@ -14,11 +15,13 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-from bench.dated import newest
+from bench.dated import RESULTS, newest
 from bench.peers import TENSOR_ENGINES
 from bench.workloads import WORKLOADS
 
 FOLDER = Path(__file__).parent.parent / "docs" / "pictures"
+PAGE = FOLDER.parent / "benchmarks.md"
+NEED = ("scaling", "memory", "resume")  # these have benchmarks of their own
 WIDTH = 820
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
 
@@ -67,9 +70,9 @@ WORDS = {
     "tensor_python": "0.2 ms of Python",
     "tensor_wait": "a wait of 4 ms, 16 processes",
     "tensor_first_batch": "the first batch, tensors",
-    "tensor_first_batch_persistent": "first batch, persistent workers",
+    "tensor_first_batch_persistent": "first batch, persistent",
     "tensor_epoch_boundary": "between two epochs, tensors",
-    "tensor_epoch_boundary_persistent": "epochs, persistent workers",
+    "tensor_epoch_boundary_persistent": "two epochs, persistent",
 }
 
 
@@ -177,7 +180,7 @@ def conditions(day: str, header: list[str]) -> list[str]:
 
 def foot(drawing: Drawing, y: float, lines: list[str]) -> float:
     for line in lines:
-        for part in _wrapped(line, 128):
+        for part in _wrapped(line, 116):
             drawing.text(16, y, part, 11, fill=drawing.theme.faint)
             y += 15
     return y
@@ -389,17 +392,36 @@ def resume(drawing: Drawing) -> str:
 CHARTS: dict[str, Callable[[Drawing], str]] = {"speed": speed, "scaling": scaling, "memory": memory, "resume": resume}
 
 
-def draw(names: Iterable[str] = CHARTS) -> dict[str, str]:
-    """The text of each file."""
-    return {f"{name}-{theme.name}.svg": CHARTS[name](Drawing(theme)) for name in names for theme in THEMES}
+def draw() -> dict[str, str]:
+    """The text of each file, of every chart that has results."""
+    there = [name for name in CHARTS if name not in NEED or any(RESULTS.glob(f"*-{name}.json"))]
+    return {f"{name}-{theme.name}.svg": CHARTS[name](Drawing(theme)) for name in there for theme in THEMES}
 
 
-def main(names: list[str]) -> int:
-    for name, text in draw(names or CHARTS).items():
+def placed(page: str, drawn: Iterable[str]) -> str:
+    """The page with a picture after each mark `<!-- chart:NAME: what it shows -->` whose chart is drawn."""
+
+    def picture(mark: re.Match[str]) -> str:
+        comment = f"<!-- chart:{mark[1]}: {mark[2]} -->\n"
+        if f"{mark[1]}-dark.svg" not in drawn:
+            return comment
+        dark = f'<source media="(prefers-color-scheme: dark)" srcset="pictures/{mark[1]}-dark.svg">'
+        return f'{comment}<picture>\n{dark}\n<img src="pictures/{mark[1]}-light.svg" alt="{mark[2]}">\n</picture>\n'
+
+    return re.sub(r"<!-- chart:(\w+): (.*) -->\n(?:<picture>\n.*\n.*\n</picture>\n)?", picture, page)
+
+
+def main() -> int:
+    drawn = draw()
+    for name, text in drawn.items():
         (FOLDER / name).write_text(text)
         print(f"docs/pictures/{name}: {len(text) / 1000:.0f} kB")
+    for name in NEED:
+        if f"{name}-dark.svg" not in drawn:
+            print(f"no chart of {name}: `python -m bench.{name}` first")
+    PAGE.write_text(placed(PAGE.read_text(), drawn))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

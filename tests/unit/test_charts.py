@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -32,6 +33,14 @@ def test_a_picture_is_well_formed_and_nothing_is_outside_of_it(name: str) -> Non
         length = 0.62 * size * len(text.text)  # more than a letter of these fonts has on average
         left = {"start": x, "middle": x - length / 2, "end": x - length}[text.attrib["text-anchor"]]
         assert left >= 0 and left + length <= width + 40 and 0 < y < height, text.text
+
+
+def test_the_page_has_the_charts_that_are_drawn_and_no_others() -> None:
+    page = charts.PAGE.read_text()
+    assert charts.placed(page, DRAWN) == page
+    assert set(re.findall(r"pictures/(\S+\.svg)", page)) == set(DRAWN)
+    assert "pictures/" not in charts.placed(page, [])
+    assert charts.placed(charts.placed(page, []), DRAWN) == page
 
 
 def test_every_row_of_the_newest_results_is_in_the_chart_of_speed() -> None:
