@@ -228,7 +228,9 @@ class Feed:
         return None
 
     def keeps_state(self) -> bool:
-        """True if a dataset with keys has a state. Always False for a stream, whose state is part of its position."""
+        """True if a dataset with keys has a state. It is always False for a stream, whose position includes its
+        state.
+        """
         return False
 
     # One epoch.
@@ -244,7 +246,8 @@ class Feed:
         raise NotImplementedError
 
     def drawing(self, seed: int, epoch: int, number: int, work: Callable[..., T], *args: Any) -> T:
-        """Calls `work` with generators seeded from these numbers: the same on all ranks and after a resume."""
+        """Calls `work` with generators seeded from these numbers, which are the same on all ranks and after a resume.
+        """
         import_whole("penstock._work.seeding")
         from penstock._work.seeding import READ, Borrowed  # late: see InlineBackend
 
@@ -279,7 +282,7 @@ class Feed:
     # One batch.
 
     def index(self, task: Task, rows: int, mended: Mended | None) -> NDArray[np.uint64] | None:
-        """Returns the key of each row, or its position in a stream; None if a key is not an integer >= 0."""
+        """Returns the key of each row, or for a stream its position. Returns None if a key is not an integer >= 0."""
         if mended is not None:
             return as_index(mended.keys)
         rank, world = self.options.shard
@@ -295,7 +298,8 @@ class Feed:
     # For the attributes of the loader.
 
     def sampler(self, now: Now) -> Any:
-        """Returns the user's sampler, or else the keys of the current epoch. None for a stream or batch_sampler."""
+        """Returns the user's sampler, or the keys of the current epoch. Returns None for a stream or a batch_sampler.
+        """
         return self.options.sampler
 
     def batch_sampler(self, now: Now) -> Any:

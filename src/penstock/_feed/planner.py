@@ -99,7 +99,10 @@ def _is_random(order: Any) -> bool:
 
 
 def _samples_at_once(feed: ByKey) -> int:
-    """Returns how many samples are cut into batches together (by blocks: as many as are held at a time)."""
+    """Returns how many samples are divided into batches together.
+
+    With `shuffle="blocks"`, these are at most as many samples as are held at the same time.
+    """
     if feed.history is not None:
         return min(WINDOW, WINDOW_OF_MIXTURE)
     if feed.options.shuffle != "blocks" or feed.has_order:

@@ -51,7 +51,7 @@ class OtherIndexes(Protocol):
     def arrays(self, file: AnyFile) -> Arrays | None: ...
 
     def all_others(self, files: Sequence[AnyFile]) -> None:
-        """Called with all files for which `arrays` returned None, before penstock makes their indexes."""
+        """Receives all files for which `arrays` returned None, before penstock makes their indexes."""
 
 
 _MAGIC, _VERSION = b"penstock", 1
@@ -322,7 +322,10 @@ def _write(file: AnyFile | _NoFile, kind: str, arrays: Arrays, fd: int) -> None:
 
 
 def _read(place: _IndexBeside | _InCache, file: AnyFile | _NoFile, kind: str) -> tuple[Arrays, dict[str, int]]:
-    """Returns the arrays of an index and their CRC-32s. Raises if it is damaged, untrusted or of another file."""
+    """Returns the arrays of an index and their CRC-32s.
+
+    Raises an exception if the index is damaged, is not trusted, or belongs to another file.
+    """
     index = File(os.fspath(place.path))
     if not os.path.samestat(place.check(), os.fstat(index.descriptor().number)):
         raise ValueError("another file was put in its place")

@@ -54,7 +54,7 @@ class Cast:
 
     @classmethod
     def of(cls, dtype: Any, casting: str, allowed: Sequence[str] = DTYPES, **more: Any) -> Cast | None:
-        """Returns the cast for `dtype=` and `casting=`, or None if nothing is converted. `more`: other fields."""
+        """Returns the cast for `dtype=` and `casting=`, or None if nothing is converted. `more` sets other fields."""
         if casting not in ("checked", "unsafe"):
             raise ValueError(f'casting must be "checked" or "unsafe", got {casting!r}.')
         if isinstance(dtype, Cast):  # from a face that accepts more names
@@ -161,7 +161,10 @@ class FieldCast:
         return [leaf for field, child in zip(fields, spec.below, strict=True) for leaf in field._walk(child)]
 
     def wanted(self, kind: str, what: str, of: object = "") -> str | None:
-        """Returns the dtype for arrays of this numpy kind, or None. `what` and `of` name the field in errors."""
+        """Returns the dtype that arrays of this numpy kind are converted to, or None if they stay unchanged.
+
+        `what` and `of` describe the field in error messages.
+        """
         if self._children:
             named = ".".join((*self.path, min(self._children)))
             raise CastError(f"dtype= names the field {named!r}, but {self} is {what}{of} and has no fields.")
@@ -262,7 +265,7 @@ _PLAIN = frozenset({*DTYPES, "int16", "uint16", "uint32", "uint64"})
 
 @lru_cache(maxsize=256)
 def _info(dtype: np.dtype[Any]) -> Any:
-    """Returns the `finfo` or `iinfo` of a dtype, also of one from another library, such as ml_dtypes."""
+    """Returns the `finfo` or `iinfo` of a dtype, which may come from another library, such as ml_dtypes."""
     library: Any = sys.modules[dtype.type.__module__]  # numpy, or where the dtype comes from
     try:
         return library.finfo(dtype)

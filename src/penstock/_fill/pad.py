@@ -374,7 +374,7 @@ def check_called(collate_fn: Any) -> None:
 
 
 def checked_buckets(name: str, value: Any) -> tuple[int, ...]:
-    """Returns lists of padded lengths as a tuple. Raises ValueError unless they are increasing integers from 1 on."""
+    """Returns a list of padded lengths as a tuple. Raises ValueError unless they are increasing integers >= 1."""
     found = () if value is None else tuple(np.atleast_1d(np.asarray(value)).tolist())
     whole = all(type(each) is int and each >= 1 for each in found)
     if not whole or list(found) != sorted(set(found)) or (value is not None and not found):

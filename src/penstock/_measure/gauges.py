@@ -223,7 +223,7 @@ class Gauges:
         return found
 
     def outage(self, seats: Iterable[int]) -> OngoingOutage | None:
-        """Returns the longest outage of a store that currently delays one of these workers."""
+        """Returns the longest of the store outages that are currently delaying these workers, or None."""
         waiting = [(since, seat) for seat in seats if (since := self.row(seat)[0][_OUTAGE])]
         if not waiting:
             return None
@@ -402,7 +402,7 @@ class Gauge:
     def flush(self, now: int = 0) -> None:
         """Updates the worker's idle time, its CPU time, and the time that it was runnable but had no CPU.
 
-        Called between two tasks, and once without `now` after the last task.
+        This method is called between two tasks, and once without `now` after the last task.
         """
         last, now = not now, now or _clock()
         idle = (now - self._noted) - (self._busy - self._busy_then)

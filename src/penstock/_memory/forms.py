@@ -41,7 +41,7 @@ class MemoTable(dict[_K, _V]):
 
 
 def remake(kind: type, values: Mapping[Any, Any] | list[Any]) -> Any:
-    """Returns `kind(values)`, or None unless it has exactly this class and exactly these values."""
+    """Returns `kind(values)` if the result has exactly this class and exactly these values, otherwise None."""
     constructor: Callable[[Any], Any] = kind
     with suppress(Exception):  # a user's class may raise anything for values that it does not accept
         made = constructor(values)

@@ -35,7 +35,7 @@ class Course:
         self.run, self.ahead = run, None
 
     def draw(self, seq: int, most: int = 1) -> tuple[Task | None, bool]:
-        """Draws the task for `seq` (None if no step is left). Also returns True if the run ends before this task."""
+        """Returns the task for `seq`, or None if no step is left, and whether the run ends before this task."""
         if self._again:
             task = self._out[seq] = self._again.popleft()._replace(seq=seq)
             return task, False
@@ -117,7 +117,7 @@ class Course:
         self._again.clear()
 
     def check(self) -> None:
-        """Asserts the invariants. Slow, so it is called only in tests."""
+        """Asserts the invariants. This is slow, so only tests call it."""
         out = [step for seq in sorted(self._out) for step in self._out[seq].single()]
         steps = [(task.run, task.step) for task in (*(task for task, _ in self.ready), *out, *self._again)]
         assert len(set(steps)) == len(steps), "a step is in one place"

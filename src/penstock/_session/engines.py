@@ -29,7 +29,7 @@ class Engines:
         self._changing: dict[int, threading.RLock] = {}
 
     def changing(self) -> threading.RLock:
-        """The lock held while an epoch starts or the dataset changes, so that no worker starts during a change."""
+        """The lock that is held while an epoch starts or the dataset changes: no worker starts during a change."""
         pid = os.getpid()  # a lock for each process: a fork may happen while another thread holds the parent's lock
         return self._changing.get(pid) or self._changing.setdefault(pid, threading.RLock())
 

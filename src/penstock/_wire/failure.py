@@ -108,7 +108,10 @@ def copied(exc: BaseException, of: Callable[[Any], Any] = lambda value: value) -
 
 
 def keep(exc: BaseException, *, where: str) -> BaseException:
-    """Returns a copy of `exc` to be stored, with its traceback as text. (Frames would keep samples alive.)"""
+    """Returns a copy of `exc` to be stored.
+
+    Its traceback is kept as text, because frames would keep samples alive.
+    """
     exc = ordinary(exc)
     forget_earlier(exc)
     cause = RemoteTraceback(text_of(exc))
@@ -116,7 +119,10 @@ def keep(exc: BaseException, *, where: str) -> BaseException:
 
 
 def _traceless(value: Any) -> Any:
-    """Copies exceptions without their tracebacks, also in lists, tuples and dicts. Keeps all other values."""
+    """Copies exceptions without their tracebacks, including those in lists, tuples and dicts.
+
+    All other values stay as they are.
+    """
     if isinstance(value, BaseException):
         return without_trace(copied(value, _traceless))
     if type(value) is dict:
@@ -257,7 +263,7 @@ def described(exc: BaseException) -> str:
 
 
 def safe_text(obj: object, show: Callable[[object], str] = str) -> str:
-    """Returns `show(obj)`, or a text that names the error if that fails. Only Ctrl-C outside workers is raised."""
+    """Returns `show(obj)`, or a text that names the error if that fails. Never raises, except for Ctrl-C."""
     try:
         return "".join((show(obj),))  # joined: __str__ may return a subclass of str
     except BaseException as exc:

@@ -65,7 +65,7 @@ class Sharded(Extents):
         self.set_rows([self.rows_of(shard) for shard in self._shards])
 
     def listed(self, index: AnyFile, about: Any) -> list[Shard]:
-        """Returns the shards that an index lists. `about` is its parsed JSON. Raises if the index is invalid."""
+        """Returns the shards that an index lists. `about` is its parsed JSON. An invalid index raises an error."""
         raise NotImplementedError
 
     def rows_of(self, shard: Shard) -> int:

@@ -117,7 +117,7 @@ def _scales(rates: dict[Choice, float], workers: int, begin: int) -> bool:
 
 
 def _best(done: Sequence[Trial]) -> Trial:
-    """Returns the fastest trial. If several are equally fast, prefers fewer workers, then threads."""
+    """Returns the fastest trial. Among equally fast ones, prefers fewer workers, and threads to processes."""
     fastest = max(trial.rate for trial in done)
     as_good = [trial for trial in done if trial.rate >= AS_GOOD * fastest]
     return min(as_good, key=lambda trial: (trial.choice.workers, trial.choice.backend == "process"))

@@ -333,7 +333,7 @@ class ProcessBackend(Backend):
         return root
 
     def _read(self, everything: bool = False) -> list[Outcome] | None:
-        """Reads outcomes from the pipe. Returns None if it was empty, and [] after a mere wake-up."""
+        """Returns the outcomes in the pipe, None if the pipe was empty, or [] if it held only a wake-up."""
         outcomes: list[Outcome] | None = None
         while True:
             try:

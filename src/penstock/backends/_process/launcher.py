@@ -358,7 +358,10 @@ def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, 
 
 
 def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
-    """Runs in a new interpreter: a worker, or the template, for which `number` is a socket's descriptor."""
+    """The entry point of a new interpreter: runs a worker or the template.
+
+    For the template, `number` is the descriptor of a socket.
+    """
     called_through("<string>")  # _ENTER is not the user's code
     sys.argv[:] = boot["argv"]
     sentinel = processes.settle(boot["lifeline"])

@@ -107,7 +107,10 @@ class Ledger:
         return None
 
     def _sort(self, worker: int) -> None:
-        """Updates whether a worker is free, or may get a second task (not while an exit request is open)."""
+        """Records whether a worker is free, and whether it may get a second task.
+
+        It may not get a second task while an exit request is open.
+        """
         self._free.pop(worker, None)
         self._ready.pop(worker, None)
         if worker in self._halted:
@@ -203,7 +206,7 @@ class Ledger:
         return left
 
     def check(self) -> None:
-        """Raises AssertionError if an invariant does not hold. Only for tests, because it visits every task."""
+        """Raises AssertionError if an invariant does not hold. It visits every task, so only tests call it."""
         waiting = [seq for seqs in self._waiting.values() for seq in seqs]
         at = [seq for hand in self._hands.values() for seq in hand]
         assert len({*waiting, *at}) == len(waiting) + len(at), "a task is in one place"
