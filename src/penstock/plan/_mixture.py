@@ -232,7 +232,10 @@ def _rounded_up(
 
 
 def _earliest_due(first: Sequence[int], stop: Sequence[int]) -> list[int]:
-    """Assigns job i to one of the slots `first[i]` to `stop[i] - 1`. Each slot gets the available job due first."""
+    """Assigns job i to one of the slots `first[i]` to `stop[i] - 1`.
+
+    Each slot gets the available job that is due first.
+    """
     size = len(first)
     by_first = sorted(range(size), key=first.__getitem__)
     found = _by_entry([first[i] for i in by_first], [stop[i] * size + i for i in by_first])
@@ -240,7 +243,7 @@ def _earliest_due(first: Sequence[int], stop: Sequence[int]) -> list[int]:
 
 
 def _by_entry(begins: list[int], entries: list[int]) -> list[int]:
-    """Returns for each slot the smallest unused entry that begins by then. Appends to the sorted `begins`."""
+    """Returns for each slot the smallest unused entry that begins by then. `begins` is sorted, and is extended."""
     size = len(begins)
     begins.append(size)
     ready: list[int] = []
@@ -305,7 +308,7 @@ def _paired(array: NDArray[Any], distance: int) -> NDArray[Any]:
 class Stage(NamedTuple):
     """The weights from a position of an epoch on, until the next stage.
 
-    `given` has the number of samples that each source has given before, in this epoch. Empty if there are none.
+    `given` has the number of samples that each source has given before in this epoch. It is empty if there are none.
     """
 
     epoch: int
@@ -493,7 +496,7 @@ class MixtureOrder:
         return self._schedules.get((epoch, begin, *weights), lambda: Schedule([w for w in weights if w], seed))
 
     def _counts(self, epoch: int, stretch: Stretch, position: int) -> NDArray[np.int64]:
-        """Like `counts`, for a position inside or after the stretch."""
+        """Returns the same as `counts`, for a position inside or after the stretch."""
         counts = stretch.base.copy()
         counts[stretch.active] += self._schedule(epoch, stretch).counts(position - stretch.begin)
         return counts

@@ -68,7 +68,7 @@ class WrappedStream(IterableDataset[T_co]):
 
     @property
     def load(self) -> Callable[[Any], Any]:
-        """A function that makes a sample from an item. Missing if the wrapped stream has no `load`."""
+        """A function that makes a sample from an item. The attribute is missing if the stream has no `load`."""
         load: Callable[[Any], Any] | None = getattr(self.dataset, "load", None)
         if load is None:
             raise AttributeError(f"{type(self.dataset).__name__} has no load")
@@ -270,7 +270,7 @@ class ShuffledStream(WrappedStream[T_co]):
             inner = inner.dataset
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the number of the next pass. Has no effect in a loader that uses penstock's seed."""
+        """Sets the number of the next pass. This has no effect in a loader that uses penstock's seed."""
         self.epoch = epoch
 
     def _reader(self, mark: Mark | None, start: Mark) -> ShuffledReader:
