@@ -136,8 +136,7 @@ class Engine(EngineLifetime):
         return self.stopwatch.open_answer(len(self._course.ready))
 
     def memory(self) -> tuple[int, int, int]:
-        """Returns three sizes in bytes: memory lent to the caller, memory in the pool, and memory outside the pool.
-        """
+        """Returns the bytes that are lent to the caller, those that are kept in the pool, and those outside it."""
         # A reader may still refer to a closed engine.
         pooled, strays = (0, 0) if self.closed else self.backend.memory()
         lent = self._leases.nbytes
@@ -172,8 +171,7 @@ class Engine(EngineLifetime):
             self._open(run)
 
     def take_back(self) -> bool:
-        """Takes the engine from an iterator that has handed out its last batch. Returns False if that is impossible.
-        """
+        """Takes the engine from an iterator that has handed out its last batch, or returns False if it cannot."""
         taken: list[bool] = []
         self.held(partial(self._take_back, taken), wait=False)
         return bool(taken)
@@ -498,8 +496,7 @@ class Engine(EngineLifetime):
         return data if self._receive is None else self._receive(data, outcome.root)
 
     def _receive_early(self) -> None:
-        """Converts those of the next batches that are done, so that an accelerator has them before they are needed.
-        """
+        """Converts those of the next batches that are done. So an accelerator has them before they are needed."""
         course, left = self._course, self._early
         for at in range(min(left, len(course.ready))):
             task, outcome = course.ready[at]

@@ -39,8 +39,9 @@ class EngineLifetime:
         return self.is_ours() and self._turn.is_used_here()
 
     def held(self, work: Callable[[], object], wait: bool = True) -> bool:
-        """Calls `work` while no other thread can use the engine. If `wait` is False, returns False instead of
-        waiting.
+        """Calls `work` while no other thread can use the engine.
+
+        If `wait` is False, returns False instead of waiting for another thread.
         """
         turn, hold = self._turn, (get_ident(), CHANGE)
         try:

@@ -228,9 +228,7 @@ class Feed:
         return None
 
     def keeps_state(self) -> bool:
-        """True if a dataset with keys has a state. It is always False for a stream, whose position includes its
-        state.
-        """
+        """True if a dataset with keys has a state. False for a stream, because its position includes its state."""
         return False
 
     # One epoch.
@@ -246,8 +244,7 @@ class Feed:
         raise NotImplementedError
 
     def drawing(self, seed: int, epoch: int, number: int, work: Callable[..., T], *args: Any) -> T:
-        """Calls `work` with generators seeded from these numbers, which are the same on all ranks and after a resume.
-        """
+        """Calls `work` with generators seeded from these numbers, which do not depend on the rank or on a resume."""
         import_whole("penstock._work.seeding")
         from penstock._work.seeding import READ, Borrowed  # late: see InlineBackend
 
@@ -298,7 +295,9 @@ class Feed:
     # For the attributes of the loader.
 
     def sampler(self, now: Now) -> Any:
-        """Returns the user's sampler, or the keys of the current epoch. Returns None for a stream or a batch_sampler.
+        """Returns the user's sampler, or the keys of the current epoch if there is none.
+
+        Returns None for a stream or a batch_sampler.
         """
         return self.options.sampler
 

@@ -150,8 +150,9 @@ class RemoteFile(AnyFile):
         return folder + slash + name
 
     def _views(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, memoryview]]:
-        """Yields (piece, bytes), cached pieces first. The caller must drop the bytes before it asks for the next
-        pair.
+        """Yields (piece, bytes), cached pieces first.
+
+        The caller must drop the bytes before it asks for the next pair.
         """
         # All views together may not fit into memory.
         missing = []

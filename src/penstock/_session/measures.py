@@ -179,7 +179,7 @@ class Measures:
         """Returns the times at which the first epoch reached five points, or None before the first batch.
 
         The points are: `iter()` was called, workers were started, one of them was ready, one had a sample, and the
-        first batch was made.
+        caller had the first batch.
         """
         if self._first is None and self.meter.first:
             counts = self.meter.snapshot(self.live()).workers().values()

@@ -263,7 +263,10 @@ def described(exc: BaseException) -> str:
 
 
 def safe_text(obj: object, show: Callable[[object], str] = str) -> str:
-    """Returns `show(obj)`, or a text that names the error if that fails. Never raises, except for Ctrl-C."""
+    """Returns `show(obj)`, or a text that names the error if that fails.
+
+    Raises nothing but Ctrl-C outside workers.
+    """
     try:
         return "".join((show(obj),))  # joined: __str__ may return a subclass of str
     except BaseException as exc:

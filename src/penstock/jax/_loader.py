@@ -192,8 +192,7 @@ def _shard(shard: Any, sharding: Any) -> Any:
 
 
 def _last_batch(dataset: Any, given: dict[str, Any], sharding: Any) -> Any:
-    """Returns `last_batch`. It is "pad" by default if the end is known in advance: all batches then have one shape.
-    """
+    """Returns `last_batch`. The default is "pad" if the end is known in advance, so that batches have one shape."""
     choice, by_size = given["last_batch"], given["batch_size"] is not None
     others = given["drop_last"], given["batch_sampler"] is not None, given["batch_tokens"] is not None
     if choice is not None or not by_size or any(others):

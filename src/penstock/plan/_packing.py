@@ -315,8 +315,8 @@ def best_fit(sizes: Int64s, capacity: int, most: Mapping[int, int] = {}) -> tupl
 def most_in_a_row(sizes: Int64s, documents: Int64s) -> dict[int, int]:
     """Returns how many pieces of a size a row may have, so that copies of a document can be in different rows.
 
-    The result has only sizes of which there are copies. If rows have at most q of n pieces, and no document more than n / q of them,
-    then `spread` separates all copies.
+    The result has only sizes of which there are copies. If rows have at most q of n pieces, and no document more than
+    n / q of them, then `spread` separates all copies.
 
     >>> most_in_a_row(np.array([3, 3, 3, 3, 5]), np.array([7, 7, 8, 9, 6]))
     {3: 2}

@@ -421,8 +421,7 @@ class WindowPlan(PlacedPlan):
         return slices
 
     def _first_items(self, epoch: int, skip: int, count: int) -> list[tuple[ItemTable, int, int]]:
-        """Returns `count` items from the beginning of the epoch, after the first `skip`, and starts over at its end.
-        """
+        """Returns `count` items from the epoch's beginning, after the first `skip`, and starts over at its end."""
         whole = replace(self, start=0, first_step=0) if self.start else self
         total = whole._edges.total(epoch) or 0
         slices = []

@@ -279,8 +279,7 @@ def mistaken(given: Any) -> str | None:
 
 
 def mistaken_keys(given: Any) -> str | None:
-    """Returns the rest of an error message if the dataset is a dict or table whose keys do not fit, otherwise None.
-    """
+    """Returns the rest of an error message for a dict or table whose keys do not fit, or None for other datasets."""
     kind = type(given).__name__
     if isinstance(given, Mapping) and isinstance(next(iter(given), 0), str):
         return (

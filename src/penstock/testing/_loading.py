@@ -28,7 +28,7 @@ _ROWS = np.arange(230, dtype=np.int32).reshape(46, 5)
 
 
 def _bundled_or_not(law: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Checks the law with one step in each task, and again with bundles."""
+    """Runs a law twice: with one step in each task, and with bundles of several steps."""
 
     @functools.wraps(law)
     def checked(self: Any) -> None:

@@ -241,7 +241,7 @@ class Cursor:
         return begin.steps + len(begin.beyond)
 
     def passed_inline(self, *, failed: bool) -> None:
-        """Like `passed`, but for a loader without workers."""
+        """Does the same as `passed` for a loader without workers."""
         step = self.progress.steps
         self.progress.passed(step, None if self.sampling is None else self.sampling.handed_out(step))
         if self._copies:

@@ -315,7 +315,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def skipped(self) -> list[tuple[Any, Exception]]:
         """The key and the exception of each sample that has failed in this epoch.
 
-        Empty unless `on_error=` was given.
+        The list is empty unless `on_error=` was given.
         """
         return [] if self._ours["seed"] is None else list(core_of(self).skipped)
 
@@ -393,7 +393,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @_NonDataProperty
     def _is_accelerate_prepared(self) -> bool:
-        """Always False. accelerate reads it before it makes a torch loader. Warns if that will use torch's engine."""
+        """Returns False, and warns if accelerate is about to make a loader that uses torch's engine.
+
+        accelerate reads this attribute before it makes a torch loader from this one.
+        """
         if not enable._on and not self._given:
             warn_once(self, "accelerate makes a torch loader from it, so call penstock.torch.enable() first")
         return False
@@ -445,7 +448,7 @@ def _check(given: Given, generator: object) -> None:
 
 
 def _by_tokens(dataset: Any, order: dict[str, Any], given: Given, collate_fn: Any) -> TokenBatches:
-    """Returns the batch sampler for torch's constructor. Raises if the settings do not fit together."""
+    """Returns the batch sampler for torch's constructor. Raises an error if the settings do not fit together."""
     names = {*BY_LENGTH, "seed", "shard", "last_batch"}
     ours, _, by_blocks = given.split()
     settings = {name: value for name, value in ours.items() if name in names}

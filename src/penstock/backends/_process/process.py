@@ -226,7 +226,7 @@ def pidfd_of_child(pid: int) -> int:
 def fate(exitcode: int | None) -> tuple[str, str]:
     """Returns a phrase that says how a process ended, and the name of the signal that killed it.
 
-    The name is "" if no signal killed the process, and "unknown" if the signal is not known.
+    The name is "" if the process has exited by itself, and "unknown" if the signal is not known.
     """
     if exitcode == UNKNOWN:
         return "ended, and the system did not tell how", "unknown"
