@@ -360,7 +360,7 @@ class Options:
 
     @property
     def power(self) -> int:
-        """The cost of a batch is its number of rows times its padded length to this power."""
+        """The exponent in the cost of a batch, which is its number of rows times its padded length to this power."""
         return 2 if self.balance == "quadratic" else 1
 
     @property

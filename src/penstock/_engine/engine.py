@@ -496,7 +496,7 @@ class Engine(EngineLifetime):
         return data if self._receive is None else self._receive(data, outcome.root)
 
     def _receive_early(self) -> None:
-        """Converts those of the next batches that are done. So an accelerator has them before they are needed."""
+        """Converts the next batches if they are done, so that an accelerator has them before they are needed."""
         course, left = self._course, self._early
         for at in range(min(left, len(course.ready))):
             task, outcome = course.ready[at]

@@ -57,9 +57,9 @@ class Run:
     - `repeats`: if True, the steps in `at.beyond` are drawn again, because a stream's reader must read every step.
       The consumer skips them.
     - `read_from`: the sampler or stream that the keys come from, if it may have a state.
-    - `what`: the name of the sampler or stream in errors.
+    - `what`: the name of the sampler or stream in error messages.
     - `numbers`: gives each run its number.
-    - `local_rows`: the rows of each step whose keys are drawn; None for all.
+    - `local_rows`: the rows of each step whose keys are drawn, or None for all rows.
     - `seat`: the index of the worker that gets the first step (torch semantics only).
     - `raises_at_once`: if True, an error that ends the run is raised by the `next()` call that tried to draw.
       Otherwise, it is raised after the steps that were drawn before it.

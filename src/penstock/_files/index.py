@@ -239,7 +239,10 @@ def _is_shared(file: AnyFile, folder: Path) -> bool:
 
 
 class _IndexBeside(NamedTuple):
-    """An index beside its file, readable by all who can read the file. Used only if its owner may write the file."""
+    """An index beside its file, readable by all who can read the file.
+
+    It is used only if its owner may write the file.
+    """
 
     path: Path
     of: str
@@ -299,7 +302,7 @@ def computed(name: str, kind: str) -> Arrays | None:
 
 
 def keep_computed(name: str, kind: str, arrays: Arrays) -> None:
-    """Stores arrays under a name that identifies their content. Does nothing if the cache folder cannot be used."""
+    """Stores arrays under a name that identifies their content, unless the cache folder cannot be used."""
     with suppress(RuntimeError, OSError):  # no home folder, or one that cannot be written or trusted
         _computed_in(name, kind).write(partial(_write, _NoFile(), kind, arrays))
 

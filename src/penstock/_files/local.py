@@ -198,7 +198,7 @@ _open_files: deque[weakref.ref[File]] = deque()
 
 
 class _FileObject(io.RawIOBase):
-    """An unbuffered file object. Libraries read only what they need, and remote files are read in pieces anyway."""
+    """An unbuffered file object, because libraries read only what they need, and remote files are read in pieces."""
 
     def __init__(self, file: AnyFile) -> None:
         self._file, self._at = file, 0

@@ -191,7 +191,10 @@ class FieldCast:
         return None if goal == dtype else goal
 
     def write(self, out: NDArray[Any], source: NDArray[Any], first: int = 0) -> None:
-        """Like `out[...] = source`, with checks unless `casting="unsafe"`. Row numbers in errors start at `first`."""
+        """Does the same as `out[...] = source`, with checks unless `casting="unsafe"`.
+
+        Row numbers in error messages start at `first`.
+        """
         if _limits(source.dtype, out.dtype) is None:  # nothing can be lost, so numpy has nothing to warn about
             np.copyto(out, source, casting="unsafe")
             return
@@ -199,7 +202,7 @@ class FieldCast:
             self._write(out, source, first, source.size // len(source) if source.ndim and len(source) else 1)
 
     def stack(self, out: NDArray[Any], rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> None:
-        """Like `out[i] = rows[i]` for every i, with the checks of `write`.
+        """Does the same as `out[i] = rows[i]` for every i, with the checks of `write`.
 
         `dtype` must be able to hold the values of all rows. The rows must have the same length. Raises ValueError if
         their other dimensions differ.

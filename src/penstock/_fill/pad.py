@@ -201,7 +201,7 @@ class Pad:
         return out, lengths
 
     def _check_budget(self, fields: list[NDArray[np.int64]]) -> None:
-        """Raises if no field fits into the loader's budget, which was planned from the lengths of one field."""
+        """Raises an error if no field fits into the loader's budget, which was planned from one field's lengths."""
         if self.batch_tokens is None or not fields:
             return
         costs = [self._cost(lengths) for lengths in fields]

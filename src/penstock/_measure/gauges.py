@@ -108,7 +108,7 @@ class RowCopy(NamedTuple):
 
 
 class TracedTask(NamedTuple):
-    """The times when a task began, and when its batch was fetched, made and sent. Used in traces.
+    """The times, for traces, when a task began, and when its batch was fetched, made and sent.
 
     In a bundle, only the first step is timed. `fetched` and `made` are then estimates.
     """
@@ -166,7 +166,7 @@ _clock = time.perf_counter_ns
 
 
 def delay_ns(thread: str = "thread-self") -> int:
-    """Returns how long a thread was runnable without getting a CPU, in ns; 0 if the kernel does not measure this."""
+    """Returns how long a thread was runnable without getting a CPU, in ns, or 0 if the kernel does not tell."""
     try:
         with open(f"/proc/{thread}/schedstat", "rb", buffering=0) as file:
             return int(file.read().split()[1])

@@ -37,7 +37,7 @@ class Fork:
         _living.add(self)
 
     def has_happened(self) -> None:
-        """Unmaps the shared memory in the parent. Called after the fork."""
+        """Unmaps the shared memory in the parent, after the fork."""
         unmap(self._address, mmap.PAGESIZE)
 
     def is_over(self) -> bool:

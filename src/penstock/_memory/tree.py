@@ -92,7 +92,7 @@ def flatten(tree: object) -> tuple[list[object], Spec]:
 
 
 def flatten_exactly(tree: object) -> tuple[list[object], Spec] | None:
-    """Like `flatten`, but takes a container apart only if pickle would save the same parts.
+    """Does the same as `flatten`, but takes a container apart only if pickle would save the same parts.
 
     Returns None if only pickle can preserve the structure: if a container occurs twice, contains itself, or is nested
     deeper than MAX_DEPTH.

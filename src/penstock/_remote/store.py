@@ -125,7 +125,7 @@ class Remote:
 
     @property
     def sorts(self) -> bool:
-        """True if the store lists objects in key order and can start at any key. (S3's directory buckets cannot.)"""
+        """True if the store lists objects in key order and can start at any key, unlike S3's directory buckets."""
         return scheme_of(self._root) in ("s3", "s3a", "gs") and not self._root.endswith("--x-s3")
 
     def below(self, folder: str, deep: bool, after: str = "", pause: Pause = time.sleep) -> Iterator[Page]:

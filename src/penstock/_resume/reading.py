@@ -335,7 +335,7 @@ def opened(mark: bytes | Mark | None) -> Mark | None:
 
 
 def known(mark: bytes | Mark | None) -> Mark | None:
-    """Like `opened`, but returns None instead of raising StateError."""
+    """Does the same as `opened`, but returns None instead of raising StateError."""
     with suppress(StateError):
         return opened(mark)
     return None

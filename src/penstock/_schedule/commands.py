@@ -37,8 +37,8 @@ class Post(NamedTuple):
     The result goes into the slab with the id `slab`, which must be allocated if the id is new. If no step is left to
     draw (`Exhausted`), no slab is needed, and a later Post may use the same id.
 
-    Only the worker in `seat` may do the step; -1 means any free worker. With `resume`, the step's worker has not read
-    the stream before, so the task must contain the stream's position after the last filled step.
+    Only the worker in `seat` may do the step, or any free worker if `seat` is -1. If `resume` is True, the step's
+    worker has not read the stream before, so the task must contain the stream's position after the last filled step.
     """
 
     seq: int

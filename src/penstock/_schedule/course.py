@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class Course:
-    """Maps each seq to steps of the plan. With `look_ahead`, also to steps of a run that is not open yet."""
+    """Maps each seq to steps of the plan.
+
+    If `look_ahead` is True, these may be steps of a run that is not open yet.
+    """
 
     def __init__(self, look_ahead: bool) -> None:
         self.run: Run | None = None

@@ -20,7 +20,10 @@ _MOST_UPDATES = 64 << 20
 
 
 class Engines:
-    """The live engines of a loader. One idle engine is kept: that of the last epoch, which has a stream's state."""
+    """The live engines of a loader.
+
+    One idle engine is kept. It is the engine of the last epoch, which has a stream's state.
+    """
 
     def __init__(self) -> None:
         self.live = LiveObjects[Engine]()

@@ -49,7 +49,7 @@ class Failure:
 
     @classmethod
     def capture(cls, exc: BaseException, *, where: str, notes: Sequence[str] = ()) -> bytes:
-        """Returns the exception as bytes. Adds `where` and `notes` to its notes. Never raises."""
+        """Returns the exception as bytes, with `where` and `notes` added to its notes. This never raises."""
         exc = ordinary(exc)
         forget_earlier(exc)
         dropped: list[str] = []
@@ -276,7 +276,7 @@ def safe_text(obj: object, show: Callable[[object], str] = str) -> str:
 
 
 def text_of(exc: BaseException) -> str:
-    """Returns the traceback and message as Python prints them. Never raises."""
+    """Returns the traceback and message as Python prints them. This never raises."""
     try:
         return "".join(traceback.format_exception(exc))
     except BaseException:  # e.g. a __cause__ that is a property

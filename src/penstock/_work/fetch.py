@@ -37,7 +37,7 @@ class Fetch:
         raise NotImplementedError
 
     def counts(self, task: Task) -> bool:
-        """True if every rank has a batch for this step. If not, the epoch ends before it on all ranks."""
+        """True if every rank has a batch for this step. If not, the epoch ends before this step on all ranks."""
         return True
 
     # Static, because the names of samples depend only on the task.

@@ -154,7 +154,7 @@ class Table(Format):
         return serialized(batches[0].schema, batches)  # types may differ between files
 
     def __foresee__(self, forecast: Forecast) -> Any:
-        """Like `Format.__foresee__`, but also keeps decoded blocks in memory while the loader needs them."""
+        """Does the same as `Format.__foresee__`, and keeps decoded blocks in memory while the loader needs them."""
         scout = super().__foresee__(forecast)
         if not HAS_PROCESSES or all(map(self._is_mapped, range(len(self.blocks) - 1))):
             return scout

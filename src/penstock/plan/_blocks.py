@@ -106,8 +106,8 @@ class Arrangement:
     """The blocks of one epoch, laid end to end in random order.
 
     A place is the index of a sample in this sequence. A position is the sample's index in the final order. Groups are
-    arranged as far as positions were asked for, because a mixture may begin hundreds of sources at once. A block that
-    is arranged takes 20 bytes.
+    arranged only as far as positions were requested, because a mixture may begin hundreds of sources at once. A block
+    that is arranged takes 20 bytes.
     """
 
     __slots__ = ("_blocks", "_edges", "_groups", "_key", "_known", "_last", "_parts", "_permutation")

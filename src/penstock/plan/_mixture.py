@@ -537,7 +537,7 @@ class MixtureOrder:
 
 @dataclass(frozen=True)
 class EqualEpochs:
-    """The order of an endless mixture, in epochs of n samples. Each epoch goes on where the last one ended.
+    """The order of an endless mixture, in epochs of n samples. Each epoch continues where the last one ended.
 
     >>> endless = MixtureOrder((3, 2), (Stage(0, 0, whole_weights([Fraction(1), Fraction(1)])),), seed=1)
     >>> epochs = EqualEpochs(endless, 4)

@@ -409,7 +409,7 @@ class _FreeRows:
             ranges.append((first, count))
 
     def take(self, need: int) -> tuple[int, int, int] | None:
-        """Removes the rows that fit best. Returns their free space, the first of them and their number, or None."""
+        """Removes the rows that fit best. Returns (free space, first row, number of rows), or None if no row fits."""
         at = bisect_left(self._spaces, need)
         if at == len(self._spaces):
             return None

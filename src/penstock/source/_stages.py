@@ -1,7 +1,7 @@
 """The datasets that the methods of `Dataset` return: `map`, `filter`, `select`, `repeat`, `shuffle`, `with_lengths`.
 
-`Subset`, `ConcatDataset` and `StackDataset`, which other methods return, are in `_dataset.py`. How keys map to those
-of the wrapped datasets is in `_nested.py`.
+`Subset`, `ConcatDataset` and `StackDataset`, which other methods return, are in `_dataset.py`. `_nested.py` maps
+keys to keys of the wrapped datasets.
 
 Special methods that a stage passes on (`__getitems__`, `__gather__`, `__foresee__`, `__lengths__`) are properties,
 which are missing (AttributeError) if the wrapped dataset lacks the method.
@@ -119,7 +119,7 @@ def mix(
       see `Dataset.with_lengths`.
     - `stop`: "never" for a mixture without end; "first" if an epoch ends when the first source has given all of its
       samples; "all" if it ends when every source has done so (shorter sources repeat until then). If it is a number,
-      an epoch has this number of samples, and the next epoch goes on where it ended.
+      an epoch has this number of samples, and the next epoch continues where it ended.
     - `shuffle`: if False, each source is read in its own order.
     - `seed`: the loader's seed if None.
     - `field`: the name of a field that is added to each sample, with the name of its source. Samples must be dicts.

@@ -1,8 +1,8 @@
 """The streams that the methods of `IterableDataset` return: `map`, `filter`, `batch` and `shuffle`.
 
-Each reads another stream, one item after the other, and can be resumed exactly where that stream can: its state is
-the state of that stream and what is needed beside it. If that stream has no state, neither has the stage, and a
-loader resumes by reading from the beginning.
+Each reads another stream, one item after the other, and can be resumed exactly where that stream can: its state
+includes the state of that stream. If that stream has no state, neither has the stage, and a loader resumes by reading
+from the beginning.
 """
 
 from __future__ import annotations

@@ -220,7 +220,10 @@ class LoaderLaws(Laws):
         self._with_losses(Numbers(200), 3, 9, 20, 30, resize=True, **_SHUFFLED)
 
     def _with_losses(self, dataset: Any, *steps: int, resize: bool = False, **given: Any) -> None:
-        """Checks that killed workers do not change the batches. With `resize`, the number of workers changes, too."""
+        """Checks that killed workers do not change the batches.
+
+        If `resize` is True, the number of workers changes, too.
+        """
         self.needs("workers", "loses_workers")
 
         def lose(loader: Any, step: int) -> None:

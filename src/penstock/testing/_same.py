@@ -62,7 +62,7 @@ def assert_same_everywhere(
 
 
 def _compare(found: Iterable[_Named], expected: list[_Named], given: str, plain: str, by: str) -> None:
-    """Asserts that two sequences of (name, value) pairs are equal. The other arguments are for messages."""
+    """Asserts that two sequences of (name, value) pairs are equal. The other arguments are parts of messages."""
     for wanted, one in zip_longest(expected, found):
         if one is None:
             raise AssertionError(f"{given}: the stream ends before {wanted[0]}.")

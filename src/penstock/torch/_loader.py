@@ -320,7 +320,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return [] if self._ours["seed"] is None else list(core_of(self).skipped)
 
     def batches(self) -> Iterator[Batch[T_co]]:
-        """Returns the batches of the next `iter()`, each with its index, epoch, step and padding. Needs `seed=`.
+        """Returns the batches of the next `iter()`, each with its index, epoch, step and padding. This needs `seed=`.
 
         The index holds the keys of the batch's samples. `pad` is the number of rows that only fill up a batch
         (`last_batch="pad"`, the default with `shard=`).
@@ -328,19 +328,19 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return _seeded(self, "batches()").batches()
 
     def commit(self, batch: Batch[T_co]) -> None:
-        """Records that a batch of `batches()` was used, as `penstock.DataLoader.commit` does. Needs `seed=`."""
+        """Records that a batch of `batches()` was used, as `penstock.DataLoader.commit` does. This needs `seed=`."""
         _seeded(self, "commit()").commit(batch)
 
     def explain(self, step: int, epoch: int | None = None) -> Explanation:
-        """Returns the samples of a step on every rank, as `penstock.DataLoader.explain` does. Needs `seed=`."""
+        """Returns the samples of a step on every rank, as `penstock.DataLoader.explain` does. This needs `seed=`."""
         return _seeded(self, "explain()").explain(step, epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next `iter()` begin this epoch. Needs `seed=`. Call it only to repeat or skip an epoch."""
+        """Makes the next `iter()` begin this epoch. This needs `seed=`. Call it only to repeat or skip an epoch."""
         _seeded(self, "set_epoch").set_epoch(epoch)
 
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
-        """Changes the dataset here and in every worker, as `penstock.DataLoader.update` does. Needs `seed=`.
+        """Changes the dataset here and in every worker, as `penstock.DataLoader.update` does. This needs `seed=`.
 
         `update(size=416)` sets attributes of the dataset. If a function is given, it is called with the dataset. The
         change takes effect with the next batch that is handed out, because prefetched batches are computed again.

@@ -101,7 +101,10 @@ class Sampling:
 
     @property
     def given(self) -> list[str]:
-        """The states of `generators` before the sampler drew its keys. If no pass is active, their current states."""
+        """The states of `generators` before the sampler drew its keys.
+
+        Without an active pass, their current states.
+        """
         given = self._given
         if given is None or self._progress.steps == self._last:
             return texts_of(self.generators)

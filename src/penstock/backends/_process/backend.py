@@ -306,7 +306,7 @@ class ProcessBackend(Backend):
         self._close_fds(*self._fds)
 
     def _close_fds(self, *fds: int) -> None:
-        """Closes those of the descriptors that are still open, so that an interrupted close() can be repeated."""
+        """Closes the descriptors that are still open, so that an interrupted close() can be repeated."""
         with no_fork():
             for fd in fds:
                 if fd in self._fds:

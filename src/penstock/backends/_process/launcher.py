@@ -133,7 +133,7 @@ class Launcher:
         os.write(self.own["boot"], marshal.dumps(boot))
 
     def start(self, number: int) -> WorkerProcess:
-        """Starts a worker. With forkserver, first waits for the template process, and raises if it has failed."""
+        """Starts a worker. Under forkserver, waits for the template first, and raises an error if it has failed."""
         if self._closed or self.owner != os.getpid():
             raise InternalError(
                 f"worker {seat_of(number)} cannot be started: its launcher is closed, or belongs to another process"

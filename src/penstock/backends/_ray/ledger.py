@@ -1,4 +1,4 @@
-"""Keeps track of which tasks wait at the driver, which worker has which task, and which workers leave. Does no I/O.
+"""Keeps track of the tasks that wait at the driver, the tasks of each worker, and the workers that leave. Does no I/O.
 
     task     WAITING --deal--> AT a worker --answering--> ARRIVING --answered--> forgotten
              WAITING --rescind--> forgotten
