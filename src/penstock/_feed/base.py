@@ -183,7 +183,7 @@ class Run:
 
 
 class Feed:
-    """The caller's half of a feed: makes runs, finds the keys of rows, describes itself for resume states."""
+    """The caller's half of a feed: makes runs, finds the keys of rows, and describes itself for resume states."""
 
     names: ClassVar[tuple[str, str]]  # in resume states: if samples are batched, and if they are not
     fetch: ClassVar[type[Fetch]]  # the worker's half

@@ -63,7 +63,7 @@ class AnyFile:
         raise NotImplementedError
 
     def peek(self, start: int, length: int) -> bytes:
-        """Reads a few bytes, such as a header. Unlike `read`, does not fetch a whole piece of a remote file."""
+        """Reads a few bytes, such as a header. Unlike `read`, this does not fetch a whole piece of a remote file."""
         return self.read(start, length)
 
     def neighbour(self, name: str) -> AnyFile:

@@ -1,4 +1,4 @@
-"""Collates samples of variable length: they are padded to one length, or joined and kept apart by offsets."""
+"""Collates samples of variable length: pads them to one length, or joins them and keeps their offsets."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def warn_of(outage: OngoingOutage) -> None:
 
 
 class CacheCounts:
-    """Lets other processes see the outage. Subclasses implement this."""
+    """One worker's or scout's counters of remote files and decoded blocks, and the outages that it waits for."""
 
     NAMES = "hits", "misses", "waited", "fetched", "evicted", "requests", "retries", "nbytes", "decoded"
     __slots__ = (*NAMES, "changed", "limit", "needed", "outages", "warns")

@@ -5,8 +5,8 @@ whether it is still alive: a page of shared memory that parent and child map, an
 kernel refuses to seal a file against writing while any process maps it. So the seal succeeds once the child, and all
 processes that it has forked, have ended or called exec.
 
-Rejected: a pipe, because a child that closes all its descriptors would close its end too early; and waiting for the
-child's process id, because fork hooks are not told the id, and it says nothing about grandchildren.
+Two alternatives were rejected. A pipe shows too early that the child has ended, if the child closes all its
+descriptors. And fork hooks are not told the child's process id, which says nothing about grandchildren anyway.
 """
 
 from __future__ import annotations

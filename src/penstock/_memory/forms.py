@@ -182,7 +182,7 @@ FORMS: MemoTable[type, Form | None] = MemoTable(_form)
 
 
 class Attributes:
-    """The first key of a form whose objects are rebuilt from their attributes, as pickle does."""
+    """The first key in the form of a class whose objects are rebuilt from their attributes, as pickle does."""
 
 
 def _open_attributes(node: Any) -> tuple[Hashable, Sequence[Any]] | None:
@@ -204,7 +204,7 @@ _ATTRIBUTES = Form(_open_attributes, _close_attributes)
 
 
 class Items:
-    """The first key of a form whose objects (of a dict subclass) are rebuilt from items, without `__init__`."""
+    """The first key in the form of a dict subclass whose objects are rebuilt from items, without `__init__`."""
 
 
 def _close_items(kind: type, keys: tuple[Any, ...], values: list[Any]) -> Any:

@@ -73,7 +73,10 @@ def grow(fd: int, size: int) -> None:
 
 
 def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = True) -> memoryview:
-    """Returns a file's shared bytes, or private memory if `fd` is None. The last reference to them unmaps them."""
+    """Returns a file's shared bytes, or private memory if `fd` is None.
+
+    The memory is unmapped when the last reference to it is gone.
+    """
     if not CAN_PLACE:
         return memoryview(mmap.mmap(-1, length))
     # Not mmap.mmap, which keeps a descriptor for each mapping: a caller with many large batches would run out of

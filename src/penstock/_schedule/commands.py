@@ -25,7 +25,10 @@ class Retire(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """Leave a seat empty until the next run: too many workers, the last `worker`, crashed there at start-up."""
+    """Leave a seat empty until the next run, because too many workers crashed there at start-up.
+
+    `worker` is the last of these workers.
+    """
 
     seat: int
     worker: int
@@ -61,7 +64,10 @@ class Deliver(NamedTuple):
 
 
 class DeliverLost(NamedTuple):
-    """Tell the consumer that a step failed for good. Its slab is free. `worker` was the last to die on it."""
+    """Tell the consumer that a step failed for good. Its slab is free.
+
+    `worker` is the last worker that died while it did this step.
+    """
 
     seq: int
     slab: int

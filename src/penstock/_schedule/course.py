@@ -56,7 +56,7 @@ class Course:
         return drawn, ends
 
     def refuse(self, seq: int, error: BaseException) -> bool:
-        """Ends the run of this task with an error. Returns False if that is the prefetched run."""
+        """Ends the run of this task with an error. Returns False if this run is only being prefetched."""
         task = self._out.pop(seq)
         self._again.clear()  # these come after it
         # A task that is posted again may belong to the current run, although steps of the next run are already drawn.

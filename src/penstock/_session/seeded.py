@@ -52,8 +52,8 @@ S = TypeVar("S", bound=SeedReader)
 class SeedSession(Session):
     """A session that also implements the `Semantics` of its loader.
 
-    The seed, the plan and the epochs live as long as the loader. Loaders whose batches hold other arrays, such as
-    tensors, pass `face` and `make_runner`: see `displayed_settings` and `Job`.
+    The seed, the plan and the epochs live as long as the loader. A loader whose batches hold other arrays, such as
+    tensors, passes `face` (see `displayed_settings`) and `make_runner` (see `Job`).
     """
 
     deliver: Callable[[Any], Any] | None = None

@@ -242,7 +242,10 @@ class _Ends:
         self._edges = np.concatenate([[0], sizes.cumsum()])
 
     def __getitem__(self, number: int) -> bytes:
-        """Returns the file's final bytes. For a local file, or after `_SENT` bytes in total, returns b""."""
+        """Returns the final bytes of a file.
+
+        Returns b"" for a local file, and for a file with which the ends would exceed `_SENT` bytes in total.
+        """
         return self._all[self._edges[number] : self._edges[number + 1]].tobytes()
 
 

@@ -1,4 +1,4 @@
-"""PIL images that decode a JPEG when their pixels are first used, and then only what is needed."""
+"""PIL images that decode a JPEG when their pixels are first used, and only as much of it as is needed."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def for_rank(sharding: Any, ndim: int) -> Any:
 
 
 def parts(sharding: Any) -> int:
-    """Returns into how many parts the sharding splits the rows of a batch."""
+    """Returns the number of parts into which the sharding splits the rows of a batch."""
     rows = sharding.num_devices  # a multiple of the number of parts
     return len({index.indices(rows) for (index, *_) in for_rank(sharding, 1).devices_indices_map((rows,)).values()})
 

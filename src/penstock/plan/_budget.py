@@ -444,7 +444,8 @@ class BudgetPlan(PlacedPlan):
 def _even(windows: BudgetWindows, widths: Int64s, parts: int, power: int) -> list[int]:
     """Cuts samples, widest first, into `parts` batches of about the same cost, within the budget.
 
-    Returns the start of each batch, and the end of the last. There are fewer batches only if there are fewer samples.
+    Returns the start of each batch, and the end of the last. There are fewer than `parts` batches only if there are
+    fewer samples than that.
     """
     least, most = 0, windows.batch_tokens * int(widths[0]) ** (power - 1)
     edges = _cut_by_cost(windows, widths, most, power, len(widths))

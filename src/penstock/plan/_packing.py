@@ -370,7 +370,7 @@ def spread(rows: Int64s, documents: Int64s, sizes: Int64s) -> Int64s:
 
 
 def _spread_equal(rows: Int64s, documents: Int64s) -> Int64s:
-    """Returns new rows for pieces of one size. Each row gets as many pieces as it has."""
+    """Returns new rows for pieces of one size. Each row keeps its number of pieces."""
     numbers, room = np.unique(rows, return_counts=True)
     open_rows = list(zip((-room).tolist(), numbers.tolist(), strict=True))  # those with most room first
     heapify(open_rows)

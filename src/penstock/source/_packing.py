@@ -514,7 +514,10 @@ class _RowMaker:
         return np.array([eos], values.dtype)
 
     def _fill_units(self, out: Array, numbers: Array, row: list[Part], values: dict[int, Array]) -> int:
-        """Writes the elements of another kind of cost (such as images) and their segments. Returns the end."""
+        """Writes the elements of another kind of cost (such as images) and their segments.
+
+        Returns the index after the last element.
+        """
         at = 0
         for number, (key, _, _) in enumerate(row, 1):
             units = values.get(key)

@@ -394,7 +394,7 @@ class RepeatedDataset(Dataset[T_co]):
     def blocks(self) -> NDArray[np.int64]:
         """The blocks of all passes.
 
-        The attribute is missing if the wrapped dataset has no blocks, or is repeated without end.
+        The attribute is missing if the wrapped dataset has no blocks, or if it is repeated without end.
         """
         return in_sequence(grouping_of(self), "dataset")
 

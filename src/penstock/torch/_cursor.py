@@ -37,7 +37,7 @@ PART = "torch"
 
 
 class CopyPosition:
-    """The position of one copy of the dataset, the caller's or a worker's: `more` batches after its last mark."""
+    """The position of the caller's or a worker's copy of the dataset: `more` batches after `mark`."""
 
     def __init__(self, mark: bytes | Mark | None = None, more: int = 0) -> None:
         self.mark = mark

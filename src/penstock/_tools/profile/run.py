@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _of_its_guest(subject: Subject, trials: Sequence[Trial]) -> Iterator[str]:
-    """For a torch dataset, yields the best settings for `penstock.torch`, which has no worker threads."""
+    """Yields, for a torch dataset, the best settings for `penstock.torch`, which has no worker threads."""
     guest, best = guest_of(type(subject.dataset)), best_processes(trials)
     if guest is not None and best is not None:
         call = settings(best.choice, subject).replace("penstock.", f"penstock.{guest}.")

@@ -103,7 +103,7 @@ class Handle:
                 self._released()
 
     def _released(self) -> None:
-        """Lets subclasses release their resources. It is called once, when the handle is closed."""
+        """Lets subclasses release their resources. This method is called once, when the handle is closed."""
 
     def _usable(self) -> bool:
         return self._pidfd >= 0 and self._owner == os.getpid()

@@ -1,4 +1,4 @@
-"""Keeps track of the tasks that wait at the driver, the tasks of each worker, and the workers that leave. Does no I/O.
+"""Keeps track of tasks that wait at the driver, the tasks of each worker, and the workers that leave. Does no I/O.
 
     task     WAITING --deal--> AT a worker --answering--> ARRIVING --answered--> forgotten
              WAITING --rescind--> forgotten
@@ -25,7 +25,7 @@ _MOST = 2  # tasks that one worker may have
 
 
 class Ledger:
-    """The state of all tasks and workers. `assigned` is True if each task is for one seat."""
+    """The state of all tasks and workers. If `assigned` is True, each task is for one seat."""
 
     def __init__(self, assigned: bool = False) -> None:
         self._assigned = assigned
