@@ -192,10 +192,10 @@ class Feed:
     knows_end = False
     """True if the end of an epoch is known when its last step is handed out, without trying to draw another step."""
     local_rows: LocalRows | None = None
-    """The rows of each step that this process loads. None for all of them."""
+    """The rows of each step that this process loads, or None if it loads all of them."""
 
     history: WeightHistory | None = None
-    """The weights of a mixture in this loader. None if the dataset is not a mixture."""
+    """The weights of a mixture in this loader, or None if the dataset is not a mixture."""
 
     def __init__(self, dataset: Any, options: Options, borrow: Borrow | None = None) -> None:
         self.dataset = dataset

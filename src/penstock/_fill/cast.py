@@ -48,13 +48,16 @@ class Cast:
     dtypes: tuple[np.dtype[Any], ...] = ()
     """The dtypes that `fields` may name and that numpy lacks, from another library."""
     others: tuple[tuple[str, str], ...] = ()
-    """What the dtypes of all other fields become, as pairs of names."""
+    """The new dtype for each dtype of all other fields, as pairs of names."""
     why: str = ""
-    """A sentence that says why, for errors."""
+    """A sentence for error messages that says why the loader converts fields without `dtype=`."""
 
     @classmethod
     def of(cls, dtype: Any, casting: str, allowed: Sequence[str] = DTYPES, **more: Any) -> Cast | None:
-        """Returns the cast for `dtype=` and `casting=`, or None if nothing is converted. `more` sets other fields."""
+        """Returns the cast for `dtype=` and `casting=`, or None if nothing is converted.
+
+        `more` has the other attributes of the cast.
+        """
         if casting not in ("checked", "unsafe"):
             raise ValueError(f'casting must be "checked" or "unsafe", got {casting!r}.')
         if isinstance(dtype, Cast):  # from a face that accepts more names

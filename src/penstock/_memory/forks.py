@@ -20,7 +20,7 @@ from penstock._system.interrupts import LiveObjects, free_at_end
 from penstock._system.platform import fcntl
 
 MOST = 64
-"""The most witnesses, as each needs a descriptor. Slabs on loan during any further fork are never used again."""
+"""The largest number of witnesses. Each needs a descriptor. Slabs on loan at any further fork are never reused."""
 
 
 class Fork:

@@ -74,7 +74,7 @@ class LateLeaves(NamedTuple):
 
 
 Reduce = Callable[[Any], Any]
-"""Like `__reduce_ex__(5)`. The result may contain PickleBuffers; NotImplemented means pickle's default way."""
+"""Does the same as `__reduce_ex__(5)`, or returns NotImplemented for pickle's default way. May use PickleBuffers."""
 
 
 class Handler(NamedTuple):

@@ -45,7 +45,7 @@ class Cells:
     is_direct = False
     is_text = False
     holds_arrays: bool | None = None
-    """True if all values are arrays, so that `view` returns them without copies. False if none is. None: unknown."""
+    """True if all values are arrays, which `view` returns without copies; False if none is; None if unknown."""
 
     def __init__(self, array: Any, plain: NDArray[np.bool_] | None = None) -> None:
         self.array = array

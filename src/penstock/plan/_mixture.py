@@ -27,7 +27,7 @@ from penstock.plan._seeds import hashes, mix
 from penstock.plan._windows import Memo
 
 UNIT = 1 << 60
-"""Weights are integers that sum to this."""
+"""The sum of the weights, which are integers."""
 
 Stop = Literal["never", "first", "all"]
 

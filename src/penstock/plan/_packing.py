@@ -23,7 +23,7 @@ PACKED_TOGETHER = 100_000
 """Default number of documents in a window."""
 
 _APART = 100
-"""So many rows may become one more, so that no row has copies of a document."""
+"""One more row is allowed for each `_APART` rows, so that no row has copies of a document."""
 
 METHODS = ("best_fit", "concat")
 OVERFLOWS = ("split", "truncate", "drop", "error")

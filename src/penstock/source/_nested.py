@@ -397,7 +397,7 @@ def _or_none(blocks: Callable[..., InnerBlocks], *args: Any) -> InnerBlocks | No
 # Lengths.
 
 TOKENS = ("tokens", "input_ids")
-"""The fields of a sample that hold its tokens. Without these, it is the first field with integers along one axis."""
+"""The fields that may hold the tokens of a sample. If it has neither, the first field with integers does."""
 
 
 def lengths_within(dataset: Any) -> Lengths | None:

@@ -21,7 +21,7 @@ from penstock._system.platform import HAS_PROCESSES
 from penstock.stats._units import count, seconds, share
 
 HELPS = 1.1
-"""More workers are tried if the last increase was this many times faster; short timings vary by a few percent."""
+"""More workers are tried if the last ones made loading this many times faster. Timings vary by a few percent."""
 
 SCALES = 0.8
 """Threads scale while the rate per thread is at least this share of the rate per thread in their first trial."""
