@@ -31,7 +31,7 @@ class Planner:
         self._table: tuple[int | None, LengthTable] | None = None  # with the number of samples at that time
 
     def plan(self, feed: ByKey, order: Order, seed: int) -> ComputedPlan:
-        """Returns the plan that the loader needs now: the last plan itself if nothing has changed."""
+        """Returns the plan that the loader needs now. This is the last plan itself if nothing has changed."""
         plan = self._made(feed, order, seed)
         if self._last is None or self._last != plan:
             self._last = plan

@@ -127,7 +127,7 @@ def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> tuple[NDArray[
 
 
 def shorten(keys: Any) -> str:
-    """Returns the first few keys of a step and the number of keys, as text for a message."""
+    """Returns a text for messages with the first few keys of a step, and the number of its keys."""
     if type(keys) is tuple:  # one key
         return shorten_key(keys)
     if not isinstance(keys, (list, np.ndarray)):

@@ -101,9 +101,9 @@ class Sampling:
 
     @property
     def given(self) -> list[str]:
-        """The states of `generators` before the sampler drew its keys.
+        """The states that `generators` had before the sampler drew its keys.
 
-        Without an active pass, their current states.
+        If no pass is active, these are the current states.
         """
         given = self._given
         if given is None or self._progress.steps == self._last:
