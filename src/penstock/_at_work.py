@@ -48,7 +48,7 @@ at_work = _AtWork()
 
 @contextmanager
 def among(rows: Sequence[int], n: int) -> Iterator[None]:
-    """Inside the `with` block, only these rows of a step with `n` rows are read: see `penstock.each`."""
+    """Restricts a step with `n` rows to these rows inside the `with` block: see `penstock.each`."""
     source = at_work.source
     if source is None:
         yield

@@ -60,7 +60,7 @@ class Face(Enum):
 
 
 class Show(IntEnum):
-    """How widely the value of a setting is shown. Each level includes the previous ones."""
+    """Where the value of a setting is shown. Each level includes the places of the previous levels."""
 
     NOWHERE = 0
     FIGURES = 1  # with the figures of the loader, if it is not the default
@@ -354,14 +354,14 @@ class Options:
         return options
 
     def by_length(self) -> dict[str, Any]:
-        """Returns the settings about lengths that were given, for resume states."""
+        """Returns those settings about lengths that differ from their defaults. Resume states contain them."""
         found = {name: getattr(self, name) for name in BY_LENGTH if name != "lengths"}
         found = {name: value for name, value in found.items() if value != OPTIONS[name].default}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     @property
     def power(self) -> int:
-        """The cost of a batch is its number of rows times its padded length to this power."""
+        """The exponent in the cost of a batch, which is its number of rows times its padded length to this power."""
         return 2 if self.balance == "quadratic" else 1
 
     @property
@@ -427,7 +427,7 @@ def _check_seed(given: dict[str, Any]) -> None:
 
 
 def _backend(given: dict[str, Any]) -> str:
-    """Returns the backend of a loader with workers: the named one, or the default. A start method means processes."""
+    """Returns the name of the backend: the given one, or processes if a start method is given, or the default."""
     method = given["for_backends"].get(backends.registered(backends.PROCESS).argument)
     return given["backend"] or (backends.DEFAULT if method is None else backends.PROCESS)
 
@@ -548,7 +548,11 @@ _SCHEDULERS = (
 
 
 def this_rank(environment: Mapping[str, str]) -> RankShard:
-    """Finds (rank, number of ranks) in torchrun's variables, libraries, or a scheduler's variables; else (0, 1)."""
+    """Returns (rank, number of ranks), or (0, 1) if nothing says that this process is one of several ranks.
+
+    The environment variables of torchrun are read first, then imported libraries are asked, and then the environment
+    variables of schedulers are read.
+    """
     found = _of_variables(environment, _TORCHRUN) or ranks_of_libraries()
     return RankShard(*(found or _of_variables(environment, *_SCHEDULERS) or ONE))
 
@@ -557,7 +561,7 @@ _has_warned = False
 
 
 def warn_of_ranks(dataset: object) -> None:
-    """Warns, once per process, that this process is one of several ranks but the loader's data is not split."""
+    """Warns once per process if it is one of several ranks but the loader's data is not split among the ranks."""
     global _has_warned
     if _has_warned:
         return

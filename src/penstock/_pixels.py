@@ -31,7 +31,10 @@ GetScratch = Callable[[int], Pixels]
 
 
 def open_image(data: Any, color: Color, name: object, limit: int | None = None) -> Jpeg | Decoded:
-    """Opens an image: the bytes of a file, which may have at most `limit` bytes of pixels, or pixels."""
+    """Opens an image.
+
+    `data` is the content of an image file, whose pixels may take up at most `limit` bytes, or an array of pixels.
+    """
     if isinstance(data, np.ndarray):
         return Decoded(_from_array(data, color, name))
     if data[:3] == b"\xff\xd8\xff":
@@ -68,7 +71,7 @@ _FRAME = struct.Struct(">BHHB")  # bits, height, width, channels
 class Jpeg:
     """A JPEG with 1 or 3 channels, decoded by libjpeg-turbo.
 
-    `height` and `width` are those of the upright image, `stored` is the size before it is turned upright.
+    `height` and `width` are those of the upright image, and `stored` is the size before it is turned upright.
     """
 
     def __init__(self, data: bytes, color: Color, name: object, limit: int | None) -> None:
@@ -103,7 +106,10 @@ class Jpeg:
         return upright[:, :, 0] if self._color == "gray" else upright, shrink
 
     def decode(self, rows: int, shrink: int, color: Color, scratch: GetScratch) -> Pixels:
-        """Like `pixels`, but with three axes and as stored, not upright. Raises ValueError if the file is damaged."""
+        """Decodes as `pixels` does, but returns three axes, and does not turn the image upright.
+
+        Raises ValueError if the file is damaged.
+        """
         data: bytes | bytearray = self.data
         height, width = self.stored
         # Without the end marker the file was cut off. With it, damage is tolerated, as in Pillow and OpenCV.
@@ -124,7 +130,7 @@ class Jpeg:
 
 
 def _check_density(data: bytes, pixels: int, name: object) -> None:
-    """Raises ImageError if a JPEG has too few bytes for its pixels, which decoders would then invent."""
+    """Raises ImageError if a JPEG has too few bytes for its pixels. Decoders would make up the missing pixels."""
     if pixels > _DENSEST * len(data):
         raise ImageError(
             f"{name}: it is a JPEG of {pixels:,} pixels, which cannot be in its {len(data):,} bytes. The file is cut "

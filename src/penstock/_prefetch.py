@@ -92,7 +92,7 @@ def start(gate: Gate, producer: Producer) -> threading.Thread:
 
 
 class Copies:
-    """Copies batches into slabs. With `pin`, copies tensors into pinned memory."""
+    """Copies batches into slabs. If `pin` is True, tensors are copied into pinned memory."""
 
     def __init__(self, most: int, field: FieldCast | None, pin: bool) -> None:
         self._field = field
@@ -185,7 +185,7 @@ class Producer:
         self._gauge: Gauge | None = None  # made by the thread, whose processor time it measures
 
     def make_timed(self, sweep: Sweep, changes: InterruptSafeCondition) -> Produced:
-        """Like `make`, but also adds the time taken to the reading thread's counters."""
+        """Does the same as `make`, and adds the time taken to the reading thread's counters."""
         gauge = self._gauge
         if gauge is None:
             gauge = self._gauge = Gauge(self.gauges, 0, threading.get_native_id(), time.thread_time_ns)
@@ -247,7 +247,7 @@ class Producer:
         return self._source.state_dict() if self.has_state else None
 
     def _state_if_any(self) -> Any:
-        """Returns the source's state, or None if that raises. Used while another error is being handled."""
+        """Returns the source's state, or None if that raises, because another error is already being handled."""
         with suppress(BaseException):  # if the thread ended, the consumer would wait forever
             return self.state()
         return None

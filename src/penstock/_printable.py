@@ -1,4 +1,4 @@
-"""Text that is printed: escapes what could control the terminal, and counts in singular and plural."""
+"""Prepares text for printing: escapes characters that could control the terminal, and forms plurals."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ class Prefetcher:
 
     @never_ends
     def _state_dict(self) -> Any:
-        """Returns the source's state after the last delivered batch. May wait until reading has begun."""
+        """Returns the source's state after the last delivered batch. This may wait until reading has begun."""
         sweep = self._producer.wanted
         if sweep is None:
             return self._source.state_dict()
@@ -318,7 +318,10 @@ class Prefetcher:
             )
 
     def _begin(self, again: bool, *, loaded: bool = False, first: Any = None) -> None:
-        """Starts the thread and, with `again` or the first time, a pass: at the state `first` if `loaded`."""
+        """Starts the thread, and also a pass if `again` is True or if there was none before.
+
+        If `loaded` is True, the pass begins at the state `first`.
+        """
         self._check()
         producer = self._producer
         with self._beginning:

@@ -95,7 +95,11 @@ class Ranking(NamedTuple):
 
 
 def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda], new: int = 0) -> Ranking:
-    """Ranks pieces for eviction (Belady): unneeded ones first, oldest first, then those with the latest next use."""
+    """Ranks pieces for eviction by Belady's rule.
+
+    Pieces that no loader needs come first, from oldest to newest. Then come the others, beginning with the piece
+    whose next use is furthest away.
+    """
     needs = Needs([*keys, new], agendas)
     now = needs.after(0)
     ahead = 0 if now[-1] == FAR else int(now[-1])
@@ -107,7 +111,7 @@ def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda]
 
 
 class Publisher:
-    """Writes a loader's agenda to the cache folder. Not thread-safe."""
+    """Writes a loader's agenda to the cache folder. Only one thread may use it at a time."""
 
     def __init__(self, folder: str, group: int | None = None) -> None:
         self._path, self._group = os.path.join(folder, f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"), group
@@ -144,7 +148,10 @@ class Publisher:
 
 
 def read(path: str, group: int | None = None, *, sweeps: bool) -> Agenda | None:
-    """Returns an agenda, or None if it is invalid or its writer has died. `sweeps`: deletes a dead writer's file."""
+    """Returns an agenda, or None if it is invalid or its writer has died.
+
+    If `sweeps` is True, the file of a dead writer is deleted.
+    """
     with suppress(OSError, ValueError, struct.error):
         fd = acquire(partial(trust.open_ours, path, os.O_RDWR, group), os.close)
         try:

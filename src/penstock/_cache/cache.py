@@ -98,7 +98,7 @@ class Cache:
         return found
 
     def mapped(self, name: str) -> memoryview | None:
-        """Returns the bytes of a piece if this process has mapped it, always as the same object. Otherwise None."""
+        """Returns the bytes of a piece, always as the same object, or None if this process has not mapped it."""
         return self._mapped.get(name)
 
     def fetch(self, name: str, make: MakePiece) -> bool:
@@ -117,7 +117,7 @@ class Cache:
 
     @property
     def evicted(self) -> int:
-        """The number of pieces that all processes have evicted from the folder so far; -1 if unknown."""
+        """The number of pieces that all processes have evicted from the folder so far, or -1 if it is unknown."""
         return self._folder.noted().evicted
 
     def publisher(self) -> Publisher:

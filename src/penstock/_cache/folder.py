@@ -73,7 +73,10 @@ class FolderListing(NamedTuple):
 
 
 class FreeSpace:
-    """Tracks the free space in a folder, so that the folder is listed, which is slow, only if it may be full."""
+    """Tracks the free space in a folder.
+
+    Listing a folder is slow, so it is listed only if it may be full.
+    """
 
     def __init__(self, folder: Folder) -> None:
         self._folder, self._listed = folder, FolderListing({}, [])
@@ -102,7 +105,10 @@ class FreeSpace:
 
 
 class Folder:
-    """The folder of a cache. `limit` excludes pieces that are being written. Members of `group` have access."""
+    """The folder of a cache.
+
+    Pieces that are being written do not count towards `limit`. Members of `group` have access to the folder.
+    """
 
     def __init__(self, path: str, limit: int, group: int | None = None) -> None:
         self.path, self.limit, self.group = path, limit, group
@@ -168,7 +174,10 @@ class Folder:
         return total, evicted
 
     def listed(self, *, sweeps: bool = False) -> FolderListing:
-        """Lists the folder. If `sweeps` is True, deletes the files of dead processes (requires the folder's lock)."""
+        """Lists the folder.
+
+        If `sweeps` is True, the files of dead processes are deleted. The caller must then hold the folder's lock.
+        """
         found = FolderListing({}, [])
         for name in os.listdir(self.path):
             ours = _OURS.fullmatch(name)

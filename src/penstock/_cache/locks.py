@@ -32,7 +32,10 @@ class LockError(OSError):
 
 
 class LockPatience:
-    """Remembers a lock timeout: for `trust.LONGEST` seconds, all waits for locks in the same file fail at once."""
+    """Remembers that a wait for a lock has timed out.
+
+    For the next `trust.LONGEST` seconds, all waits for locks in the same file fail at once.
+    """
 
     def __init__(self) -> None:
         self._until = 0.0
@@ -111,7 +114,7 @@ class ByteLock:
 
 
 def again(fd: int) -> Callable[[], int]:
-    """Returns a function that opens the descriptor's file again. (Each lock needs a descriptor of its own.)"""
+    """Returns a function that opens the descriptor's file again, because each lock needs its own descriptor."""
     return partial(os.open, f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
 
 

@@ -67,7 +67,10 @@ class Lookout:
         self._published = 0  # how many uses are published
 
     def joins(self, other: Lookout) -> bool:
-        """Adds the datasets of `other`. Returns False for another loader or cache. Call it before `agenda`."""
+        """Adds the datasets of `other`. Returns False if `other` belongs to a different loader or cache.
+
+        This method must be called before `agenda`.
+        """
         if self._forecasts[0].root is not other._forecasts[0].root or repr(self.cache) != repr(other.cache):
             return False
         self._forecasts += other._forecasts
@@ -127,7 +130,7 @@ class Lookout:
             self._rows += len(keys)
 
     def look(self, most: int, coming: Mapping[str, int], failed: Collection[str]) -> list[WantedPiece]:
-        """Returns up to `most` pieces to fetch now, most urgent first. Stops at the first piece that has no space."""
+        """Returns up to `most` pieces to fetch now, most urgent first. Stops at the first piece that does not fit."""
         found: list[WantedPiece] = []
         space, ahead = None, 0
         evicted = self.cache.evicted

@@ -20,7 +20,7 @@ class _Kept(Generic[T]):
 
 
 class LruCache(Generic[K, T]):
-    """A cache that drops the least recently used values when they exceed `most` bytes, but always keeps one value.
+    """A cache of `most` bytes that drops the least recently used values, but always keeps at least one value.
 
     If several threads request a missing value, one reads it and the others wait. A forked child inherits the values.
     """

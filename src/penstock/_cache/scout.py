@@ -46,7 +46,7 @@ class Scout:
         self._thread: threading.Thread | None = None
 
     def joins(self, other: Scout) -> bool:
-        """Adds the datasets of `other`, as `Lookout.joins` does. Call it before either scout is started."""
+        """Adds the datasets of `other`: see `Lookout.joins`. Neither scout may have been started."""
         return self._lookout.joins(other._lookout)
 
     def start(self) -> None:
@@ -85,7 +85,7 @@ class _Fetches:
         self.bell.put(None)
 
     def wait(self, least: float) -> None:
-        """Waits until a fetch has ended, for at most 20 ms, but at least for `least` seconds."""
+        """Waits until a fetch has ended or 20 ms have passed, but never less than `least` seconds."""
         until = time.monotonic() + least
         with suppress(queue.Empty):
             self.bell.get(timeout=max(least, _PAUSE))
@@ -124,7 +124,7 @@ class _Fetches:
             started("penstock-fetch", partial(self._fetch, lookout.cache), self.stop)
 
     def _fetch(self, cache: Cache) -> None:
-        """Fetches pieces until the queue is empty. Main function of a fetching thread."""
+        """The main function of a fetching thread: fetches pieces until the queue is empty."""
         while (piece := self._next()) is not None:
             failed = True
             with working_at(self._counting), suppress(Exception):
@@ -139,7 +139,7 @@ class _Fetches:
             self.bell.put(None)
 
     def _pause(self, seconds: float) -> None:
-        """Waits before a retry. Raises _Stopped if the scout is closed meanwhile."""
+        """Waits before a retry. Raises _Stopped if the scout is closed in the meantime."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 or self.stopped:
             if self.stopped:
@@ -155,7 +155,7 @@ class _Fetches:
 
 
 def _look_out(fetches: _Fetches, reference: weakref.ref[Lookout]) -> None:
-    """Looks for pieces to fetch until the scout is closed or dropped. Main function of a scout's thread."""
+    """The main function of a scout's thread: looks for pieces to fetch until the scout is closed or dropped."""
     lookout = reference()
     if lookout is None:
         return

@@ -144,7 +144,7 @@ def _claim_lock(fd: int, number: int) -> ByteLock:
 
 
 def _check_is_inventory(fd: int, name: str) -> None:
-    """Raises OSError if `fd` is not the inventory with this name. Call it before writing."""
+    """Raises OSError if `fd` is not the inventory with this name. This is checked before writing."""
     # A thread may close the inventory's descriptor while another one is about to write. The number may then be reused
     # for another file, perhaps one of the user's. So each writer opens a descriptor of its own, and checks it here.
     if not trust.is_memfd(f"/proc/self/fd/{fd}", name):
@@ -152,7 +152,7 @@ def _check_is_inventory(fd: int, name: str) -> None:
 
 
 class Shared:
-    """This process's decoded blocks of one table. Without any claim, only the newest `most` bytes are kept."""
+    """This process's decoded blocks of one table. If no loader has a claim, the newest `most` bytes are kept."""
 
     def __init__(self, table: str, most: int) -> None:
         self._name, self._most = _NAME + table, most
@@ -167,7 +167,10 @@ class Shared:
         self._own: dict[int, int] = {}  # descriptors of blocks, by inode
 
     def get(self, block: int, make: MakeBlock) -> memoryview | None:
-        """Returns a block, decoded by `make` if necessary, or None without an inventory or after a timeout."""
+        """Returns a block, decoded by `make` if necessary, or None.
+
+        The result is None if there is no inventory, or if waiting for a lock has timed out.
+        """
         inventory = self._find_inventory()
         if inventory is None:
             return None
@@ -182,7 +185,7 @@ class Shared:
             return None
 
     def _warn(self, error: OSError) -> None:
-        """Warns, once, that another program holds a lock for too long."""
+        """Warns once that another program has held a lock for too long."""
         if error.errno == errno.ETIMEDOUT and not self._is_warned:
             self._is_warned = True
             warn_caller(
@@ -191,7 +194,7 @@ class Shared:
             )
 
     def blocks(self) -> set[int]:
-        """Returns the blocks in the inventory. Closes blocks of this process that are no longer listed there."""
+        """Returns the blocks in the inventory. Closes the blocks of this process that it no longer lists."""
         inventory = self._find_inventory()
         if inventory is None:
             return set()
@@ -371,7 +374,7 @@ def _first_inventory(name: str) -> int | None:
 
 
 def _inventories(name: str) -> Iterator[tuple[int | None, str]]:
-    """Yields (opening time, path) of each inventory with this name. The time is None if it is not written yet."""
+    """Yields (opening time, path) of each inventory with this name. The time is None until it has been written."""
     for _, path in memfds(os.geteuid(), name):
         with suppress(OSError):  # the process has ended, or the memfd is no inventory of this user
             yield _opened_at(path, name), path

@@ -1,4 +1,4 @@
-"""Computes from a loader's forecast (the keys that it will read) when each block is used next."""
+"""Computes when each block is used next, from a loader's forecast (the keys that it will read)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class Uses(NamedTuple):
     stop: NDArray[np.int64]  # the position after the last one that uses the block
 
     def before(self, number: int, position: int) -> Uses:
-        """Returns the first `number` uses. They are valid until the loader is halfway to the first use left out."""
+        """Returns the first `number` uses.
+
+        They are valid until the loader is halfway to the first use that was left out.
+        """
         until = max(position + 1, (position + int(self.first[number])) // 2)
         return Uses(min(self.until, until), self.blocks[:number], self.first[:number], self.stop[:number])
 

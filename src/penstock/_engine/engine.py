@@ -1,11 +1,11 @@
-"""The engine, which connects the scheduler (it decides what to do) with a backend (it has the workers).
+"""The engine connects the scheduler, which decides what to do, with a backend, which has the workers.
 
-The engine draws steps from the course, posts tasks, receives outcomes, and hands out batches, only inside the
-caller's `next()`: there is no thread for this, and workers find their next task on their own. A step in flight is in
-four tables, under its seq (task number):
+The engine draws steps from the course, posts tasks, receives outcomes and hands out batches. It does all this inside
+the caller's `next()`: it has no thread of its own, and workers find their next task by themselves. A step in flight
+is in four tables, under its seq (task number):
 
     Scheduler   Is the step posted, filled or lost, and in which slab? It knows neither samples nor outcomes.
-    Course      Which steps of which run are meant, and what is the outcome? It knows neither workers nor slabs.
+    Course      Which steps of which run is the task for, and what is the outcome? It knows neither workers nor slabs.
     backend     Which slot of the board has the task? It knows neither the order nor the consumer.
     the board   The task itself, in shared memory. It is the only table that workers see.
 """
@@ -54,7 +54,7 @@ _LOOK_FOR_OUTAGES = 2.5  # after this many seconds without an outcome, the engin
 
 
 class ReceivedEarly(NamedTuple):
-    """Replaces what an outcome holds after its batch was converted, before the caller has asked for it."""
+    """Replaces the content of an outcome whose batch was converted before the caller asked for it."""
 
     batch: Any
 
@@ -128,7 +128,7 @@ class Engine(EngineLifetime):
 
     @property
     def ready(self) -> int:
-        """The number of finished batches not handed out yet. A bundle counts as one."""
+        """The number of finished batches that have not been handed out yet. A bundle counts as one."""
         return len(self._course.ready) + len(self._course.filled)
 
     def open_answer(self) -> Answer | None:
@@ -136,7 +136,7 @@ class Engine(EngineLifetime):
         return self.stopwatch.open_answer(len(self._course.ready))
 
     def memory(self) -> tuple[int, int, int]:
-        """Returns three sizes in bytes: memory lent to the caller, memory kept in the pool, and memory outside it."""
+        """Returns the bytes that are lent to the caller, those that are kept in the pool, and those outside it."""
         # A reader may still refer to a closed engine.
         pooled, strays = (0, 0) if self.closed else self.backend.memory()
         lent = self._leases.nbytes
@@ -171,7 +171,7 @@ class Engine(EngineLifetime):
             self._open(run)
 
     def take_back(self) -> bool:
-        """Takes the engine from an iterator that has handed out its last batch. Returns False if it cannot."""
+        """Takes the engine from an iterator that has handed out its last batch, or returns False if it cannot."""
         taken: list[bool] = []
         self.held(partial(self._take_back, taken), wait=False)
         return bool(taken)
@@ -249,7 +249,10 @@ class Engine(EngineLifetime):
                 raise self._turn.closed_error()
 
     def cancel(self, timeout: float | None = None, run: Run | None = None) -> None:
-        """Drops prefetched batches and unfinished steps. If steps have fixed workers, waits for these steps."""
+        """Drops prefetched batches and unfinished steps.
+
+        If each step belongs to a particular worker, waits until the workers are done with the unfinished steps.
+        """
         if not self.is_ours():
             return
         late: list[bool] = []
@@ -277,7 +280,10 @@ class Engine(EngineLifetime):
     # Changes while it runs.
 
     def update(self, change: bytes) -> None:
-        """Sends a pickled change to the workers, and repeats steps not handed out. Hold the engine."""
+        """Sends a pickled change to the workers, and repeats the steps that have not been handed out yet.
+
+        The caller must hold the engine.
+        """
         if self.closed:
             return
         # This comes first, because a worker that is forked later already has the change, and must not make it again.
@@ -491,7 +497,7 @@ class Engine(EngineLifetime):
         return data if self._receive is None else self._receive(data, outcome.root)
 
     def _receive_early(self) -> None:
-        """Converts the next batches, as far as they are done. An accelerator then has them before they are needed."""
+        """Converts the next batches if they are done, so that an accelerator has them before they are needed."""
         course, left = self._course, self._early
         for at in range(min(left, len(course.ready))):
             task, outcome = course.ready[at]

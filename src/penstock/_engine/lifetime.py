@@ -39,7 +39,10 @@ class EngineLifetime:
         return self.is_ours() and self._turn.is_used_here()
 
     def held(self, work: Callable[[], object], wait: bool = True) -> bool:
-        """Calls `work` while no other thread can use the engine. Unless `wait`, returns False instead of waiting."""
+        """Calls `work` while no other thread can use the engine.
+
+        If `wait` is False, returns False instead of waiting for another thread.
+        """
         turn, hold = self._turn, (get_ident(), CHANGE)
         try:
             if wait:
@@ -58,14 +61,17 @@ class EngineLifetime:
                 self._let_go()
 
     def close(self) -> None:
-        """Stops the workers, or wakes a thread that waits for a batch to do so. Batches stay valid."""
+        """Stops the workers. Batches stay valid.
+
+        If another thread is using the engine, wakes that thread, which then stops the workers.
+        """
         with interrupts_deferred():
             self._turn.ended_by = self._turn.ended_by or "was closed"
             if self.is_ours() and not self._end_if_free():
                 self.backend.wake()
 
     def at_exit(self) -> None:
-        """Stops the workers. While a daemon thread uses the engine, they end with this process instead."""
+        """Stops the workers. If a daemon thread is using the engine, they end with this process instead."""
         self._finalizer()
 
     def _let_go(self) -> None:

@@ -84,7 +84,10 @@ def lost_error(task: Task, loss: Lost, retries: int) -> WorkerLostError:
 
 
 def broken_error(task: Task, loss: Lost, retries: int, unknown: str | None) -> WorkerLostError:
-    """Returns the error for a stream that no worker can continue. `unknown`: why its position was lost, if so."""
+    """Returns the error for a stream that no worker can continue.
+
+    `unknown` is None, or says why the position in the stream is not known.
+    """
     when = "while filling" if loss.seq == task.seq else "before"
     why = f"No worker can read the stream past this step, so the epoch ends here. {_tried(retries)}"
     if unknown is not None:

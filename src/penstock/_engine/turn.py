@@ -1,14 +1,16 @@
 """Decides which thread may use an engine: one thread at a time. Any thread may end the engine at any moment.
 
-    turn   FREE --take--> HELD by a call of a thread --let_go--> FREE
-           any --end--> ended: the holder ends the engine when it lets go; without a holder, the caller of `end` does
+    turn   FREE --take--> HELD (by one call, in one thread) --let_go--> FREE
+           FREE or HELD --end--> ended: the holder ends the engine when it lets go. If there is no holder, the caller
+                                 of `end` ends the engine.
 
 A thread that wants to change something gets the turn before threads that call `next()`. A thread that wants a batch
-waits until such a change is done. But it is an error if two threads ask one iterator for a batch at the same time.
+waits until such a change is done. Two threads must not ask the same iterator for a batch at the same time: this is an
+error.
 
-Taking the turn and letting go must survive Ctrl-C at any instruction (see `_system/interrupts.py`). So a thread makes
-its hold (a tuple that identifies it) before it takes the turn, and only this thread lets go, by a plain assignment in
-a `finally`.
+Taking the turn and letting go must survive Ctrl-C at any instruction (see `_system/interrupts.py`). So a thread
+creates its hold, a tuple that identifies the call, before it takes the turn. Only that thread lets go, by a plain
+assignment in a `finally`.
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ class Turn:
         return any(use is CHANGE for _, use in self.waiting.copy().values())
 
     def _refuse(self, hold: Hold) -> None:
-        """Raises if waiting would deadlock, if the engine has ended, or if two threads call `next` at once."""
+        """Raises an error if waiting would deadlock, the engine has ended, or two threads call `next` at once."""
         if hold[1] is CHANGE:
             if self.is_used_here():
                 raise RuntimeError(INSIDE)

@@ -57,9 +57,9 @@ class Run:
     - `repeats`: if True, the steps in `at.beyond` are drawn again, because a stream's reader must read every step.
       The consumer skips them.
     - `read_from`: the sampler or stream that the keys come from, if it may have a state.
-    - `what`: the name of the sampler or stream in errors.
+    - `what`: the name of the sampler or stream in error messages.
     - `numbers`: gives each run its number.
-    - `local_rows`: the rows of each step whose keys are drawn; None for all.
+    - `local_rows`: the rows of each step whose keys are drawn, or None for all rows.
     - `seat`: the index of the worker that gets the first step (torch semantics only).
     - `raises_at_once`: if True, an error that ends the run is raised by the `next()` call that tried to draw.
       Otherwise, it is raised after the steps that were drawn before it.
@@ -183,7 +183,7 @@ class Run:
 
 
 class Feed:
-    """The caller's half of a feed: makes runs, finds the keys of rows, describes itself for resume states."""
+    """The caller's half of a feed: makes runs, finds the keys of rows, and describes itself for resume states."""
 
     names: ClassVar[tuple[str, str]]  # in resume states: if samples are batched, and if they are not
     fetch: ClassVar[type[Fetch]]  # the worker's half
@@ -192,10 +192,10 @@ class Feed:
     knows_end = False
     """True if the end of an epoch is known when its last step is handed out, without trying to draw another step."""
     local_rows: LocalRows | None = None
-    """The rows of each step that this process loads. None for all of them."""
+    """The rows of each step that this process loads, or None if it loads all of them."""
 
     history: WeightHistory | None = None
-    """The weights of a mixture in this loader. None if the dataset is not a mixture."""
+    """The weights of a mixture in this loader, or None if the dataset is not a mixture."""
 
     def __init__(self, dataset: Any, options: Options, borrow: Borrow | None = None) -> None:
         self.dataset = dataset
@@ -228,7 +228,7 @@ class Feed:
         return None
 
     def keeps_state(self) -> bool:
-        """True if a dataset with keys has a state. Always False for a stream, whose state is part of its position."""
+        """True if a dataset with keys has a state. False for a stream, because its position includes its state."""
         return False
 
     # One epoch.
@@ -244,7 +244,7 @@ class Feed:
         raise NotImplementedError
 
     def drawing(self, seed: int, epoch: int, number: int, work: Callable[..., T], *args: Any) -> T:
-        """Calls `work` with generators seeded from these numbers: the same on all ranks and after a resume."""
+        """Calls `work` with generators seeded from these numbers, which do not depend on the rank or on a resume."""
         import_whole("penstock._work.seeding")
         from penstock._work.seeding import READ, Borrowed  # late: see InlineBackend
 
@@ -279,7 +279,7 @@ class Feed:
     # One batch.
 
     def index(self, task: Task, rows: int, mended: Mended | None) -> NDArray[np.uint64] | None:
-        """Returns the key of each row, or its position in a stream; None if a key is not an integer >= 0."""
+        """Returns the key of each row, or for a stream its position. Returns None if a key is not an integer >= 0."""
         if mended is not None:
             return as_index(mended.keys)
         rank, world = self.options.shard
@@ -295,7 +295,10 @@ class Feed:
     # For the attributes of the loader.
 
     def sampler(self, now: Now) -> Any:
-        """Returns the user's sampler, or else the keys of the current epoch. None for a stream or batch_sampler."""
+        """Returns the user's sampler, or the keys of the current epoch if there is none.
+
+        Returns None for a stream or a batch_sampler.
+        """
         return self.options.sampler
 
     def batch_sampler(self, now: Now) -> Any:

@@ -31,7 +31,7 @@ class Planner:
         self._table: tuple[int | None, LengthTable] | None = None  # with the number of samples at that time
 
     def plan(self, feed: ByKey, order: Order, seed: int) -> ComputedPlan:
-        """Returns the plan that the loader needs now: the last plan itself if nothing has changed."""
+        """Returns the plan that the loader needs now. This is the last plan itself if nothing has changed."""
         plan = self._made(feed, order, seed)
         if self._last is None or self._last != plan:
             self._last = plan
@@ -99,7 +99,10 @@ def _is_random(order: Any) -> bool:
 
 
 def _samples_at_once(feed: ByKey) -> int:
-    """Returns how many samples are cut into batches together (by blocks: as many as are held at a time)."""
+    """Returns how many samples are divided into batches together.
+
+    With `shuffle="blocks"`, these are at most as many samples as are held at the same time.
+    """
     if feed.history is not None:
         return min(WINDOW, WINDOW_OF_MIXTURE)
     if feed.options.shuffle != "blocks" or feed.has_order:

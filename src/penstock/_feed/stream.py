@@ -85,7 +85,7 @@ class ByItem(Stream):
         return Run(numbers, epoch, left, None, at, read_from=reading, what="the stream", local_rows=rows)
 
     def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int, number: int) -> Any:
-        """Reads the light items of batch `number`, or END. They are the same on all ranks."""
+        """Returns the light items of batch `number`, or END if there are none. All ranks get the same items."""
         size = self.options.batch_size or 1
 
         def read() -> list[Any] | None:
@@ -167,7 +167,7 @@ class StreamFetch(Fetch):
         self._focus.doing(f"the stream's next {'sample' if n == 1 else f'{n} samples'}, ", None)
 
     def _pass_over(self, until: int) -> None:
-        """Reads and discards batches of other ranks or from before a resume, each with its own random numbers."""
+        """Discards batches of other ranks and from before a resume. Each is read with its own random numbers."""
         if self._stream.read >= until:
             return
 

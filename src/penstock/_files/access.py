@@ -1,4 +1,4 @@
-"""The options for remote files: those of the store, and those of the cache on a local disk."""
+"""The options for remote files: options of the store, and options of the cache on a local disk."""
 
 from __future__ import annotations
 

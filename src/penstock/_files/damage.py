@@ -1,4 +1,4 @@
-"""Decides whether an error means that a file is damaged. Only a decoder's error about the file's content does."""
+"""Decides whether an error means that a file is damaged. Only a decoder's error about its content means this."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class OtherIndexes(Protocol):
     def arrays(self, file: AnyFile) -> Arrays | None: ...
 
     def all_others(self, files: Sequence[AnyFile]) -> None:
-        """Called with all files for which `arrays` returned None, before penstock makes their indexes."""
+        """Receives all files for which `arrays` returned None, before penstock makes their indexes."""
 
 
 _MAGIC, _VERSION = b"penstock", 1
@@ -239,7 +239,10 @@ def _is_shared(file: AnyFile, folder: Path) -> bool:
 
 
 class _IndexBeside(NamedTuple):
-    """An index beside its file, readable by all who can read the file. Used only if its owner may write the file."""
+    """An index beside its file, readable by all who can read the file.
+
+    It is used only if its owner may write the file.
+    """
 
     path: Path
     of: str
@@ -299,7 +302,7 @@ def computed(name: str, kind: str) -> Arrays | None:
 
 
 def keep_computed(name: str, kind: str, arrays: Arrays) -> None:
-    """Stores arrays under a name that identifies their content. Does nothing if the cache folder cannot be used."""
+    """Stores arrays under a name that identifies their content, unless the cache folder cannot be used."""
     with suppress(RuntimeError, OSError):  # no home folder, or one that cannot be written or trusted
         _computed_in(name, kind).write(partial(_write, _NoFile(), kind, arrays))
 
@@ -322,7 +325,10 @@ def _write(file: AnyFile | _NoFile, kind: str, arrays: Arrays, fd: int) -> None:
 
 
 def _read(place: _IndexBeside | _InCache, file: AnyFile | _NoFile, kind: str) -> tuple[Arrays, dict[str, int]]:
-    """Returns the arrays of an index and their CRC-32s. Raises if it is damaged, untrusted or of another file."""
+    """Returns the arrays of an index and their CRC-32s.
+
+    Raises an exception if the index is damaged, is not trusted, or belongs to another file.
+    """
     index = File(os.fspath(place.path))
     if not os.path.samestat(place.check(), os.fstat(index.descriptor().number)):
         raise ValueError("another file was put in its place")

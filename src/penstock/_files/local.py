@@ -63,7 +63,7 @@ class AnyFile:
         raise NotImplementedError
 
     def peek(self, start: int, length: int) -> bytes:
-        """Reads a few bytes, such as a header. Unlike `read`, does not fetch a whole piece of a remote file."""
+        """Reads a few bytes, such as a header. Unlike `read`, this does not fetch a whole piece of a remote file."""
         return self.read(start, length)
 
     def neighbour(self, name: str) -> AnyFile:
@@ -198,7 +198,7 @@ _open_files: deque[weakref.ref[File]] = deque()
 
 
 class _FileObject(io.RawIOBase):
-    """An unbuffered file object. Libraries read only what they need, and remote files are read in pieces anyway."""
+    """An unbuffered file object, because libraries read only what they need, and remote files are read in pieces."""
 
     def __init__(self, file: AnyFile) -> None:
         self._file, self._at = file, 0

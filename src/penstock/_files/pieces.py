@@ -41,7 +41,7 @@ class Pieces(Protocol):
     def found(self, piece: Piece) -> memoryview | None: ...
 
     def mapped(self, piece: Piece) -> memoryview | None:
-        """Returns a piece if it is in a mapped file, as the same object until it is dropped, and otherwise None."""
+        """Returns a piece that is mapped from a file, or None. It is the same object until the piece is dropped."""
 
 
 class PiecesInMemory:

@@ -84,7 +84,7 @@ class RemoteFile(AnyFile):
         return found
 
     def read_rows(self, starts: NDArray[np.int64], out: NDArray[np.uint8], places: NDArray[np.intp]) -> None:
-        """Fills rows of `out`. Row `places[i]` gets the bytes from the offset `starts[i]` on."""
+        """Fills rows of `out`: row `places[i]` gets the bytes that begin at the offset `starts[i]`."""
         width = out.shape[1]
         if not len(starts):
             return
@@ -150,7 +150,10 @@ class RemoteFile(AnyFile):
         return folder + slash + name
 
     def _views(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, memoryview]]:
-        """Yields (piece, bytes), cached pieces first. The caller must drop the bytes before it asks for the next."""
+        """Yields (piece, bytes), cached pieces first.
+
+        The caller must drop the bytes before it asks for the next pair.
+        """
         # All views together may not fit into memory.
         missing = []
         for piece in pieces:

@@ -1,4 +1,4 @@
-"""The limit on the decoded size of a sample, checked before memory is allocated, wherever a file states a size."""
+"""Checks the decoded size of a sample against a limit before memory is allocated, if a file states the size."""
 
 from __future__ import annotations
 

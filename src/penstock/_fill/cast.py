@@ -48,13 +48,16 @@ class Cast:
     dtypes: tuple[np.dtype[Any], ...] = ()
     """The dtypes that `fields` may name and that numpy lacks, from another library."""
     others: tuple[tuple[str, str], ...] = ()
-    """What the dtypes of all other fields become, as pairs of names."""
+    """The new dtype for each dtype of all other fields, as pairs of names."""
     why: str = ""
-    """A sentence that says why, for errors."""
+    """A sentence for error messages that says why the loader converts fields without `dtype=`."""
 
     @classmethod
     def of(cls, dtype: Any, casting: str, allowed: Sequence[str] = DTYPES, **more: Any) -> Cast | None:
-        """Returns the cast for `dtype=` and `casting=`, or None if nothing is converted. `more`: other fields."""
+        """Returns the cast for `dtype=` and `casting=`, or None if nothing is converted.
+
+        `more` has the other attributes of the cast.
+        """
         if casting not in ("checked", "unsafe"):
             raise ValueError(f'casting must be "checked" or "unsafe", got {casting!r}.')
         if isinstance(dtype, Cast):  # from a face that accepts more names
@@ -161,7 +164,10 @@ class FieldCast:
         return [leaf for field, child in zip(fields, spec.below, strict=True) for leaf in field._walk(child)]
 
     def wanted(self, kind: str, what: str, of: object = "") -> str | None:
-        """Returns the dtype for arrays of this numpy kind, or None. `what` and `of` name the field in errors."""
+        """Returns the dtype that arrays of this numpy kind are converted to, or None if they stay unchanged.
+
+        `what` and `of` describe the field in error messages.
+        """
         if self._children:
             named = ".".join((*self.path, min(self._children)))
             raise CastError(f"dtype= names the field {named!r}, but {self} is {what}{of} and has no fields.")
@@ -188,7 +194,10 @@ class FieldCast:
         return None if goal == dtype else goal
 
     def write(self, out: NDArray[Any], source: NDArray[Any], first: int = 0) -> None:
-        """Like `out[...] = source`, with checks unless `casting="unsafe"`. Row numbers in errors start at `first`."""
+        """Does the same as `out[...] = source`, with checks unless `casting="unsafe"`.
+
+        Row numbers in error messages start at `first`.
+        """
         if _limits(source.dtype, out.dtype) is None:  # nothing can be lost, so numpy has nothing to warn about
             np.copyto(out, source, casting="unsafe")
             return
@@ -196,7 +205,7 @@ class FieldCast:
             self._write(out, source, first, source.size // len(source) if source.ndim and len(source) else 1)
 
     def stack(self, out: NDArray[Any], rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> None:
-        """Like `out[i] = rows[i]` for every i, with the checks of `write`.
+        """Does the same as `out[i] = rows[i]` for every i, with the checks of `write`.
 
         `dtype` must be able to hold the values of all rows. The rows must have the same length. Raises ValueError if
         their other dimensions differ.
@@ -262,7 +271,7 @@ _PLAIN = frozenset({*DTYPES, "int16", "uint16", "uint32", "uint64"})
 
 @lru_cache(maxsize=256)
 def _info(dtype: np.dtype[Any]) -> Any:
-    """Returns the `finfo` or `iinfo` of a dtype, also of one from another library, such as ml_dtypes."""
+    """Returns the `finfo` or `iinfo` of a dtype, which may come from another library, such as ml_dtypes."""
     library: Any = sys.modules[dtype.type.__module__]  # numpy, or where the dtype comes from
     try:
         return library.finfo(dtype)

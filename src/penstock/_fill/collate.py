@@ -229,7 +229,10 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
 
 
 def common_dtype(values: Sequence[Array]) -> np.dtype[Any]:
-    """Returns a dtype that can hold the values of all arrays, or raises Misfit, as for numbers and text."""
+    """Returns a dtype that can hold the values of all arrays.
+
+    Raises Misfit if there is no such dtype, for example for numbers and text.
+    """
     dtype: np.dtype[Any] = values[0].dtype
     try:
         holds_all = np.result_type(*values) is dtype

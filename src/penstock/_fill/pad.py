@@ -1,4 +1,4 @@
-"""Collates samples of variable length: they are padded to one length, or joined and kept apart by offsets."""
+"""Collates samples of variable length: pads them to one length, or joins them and keeps their offsets."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ class Pad:
         return out, lengths
 
     def _check_budget(self, fields: list[NDArray[np.int64]]) -> None:
-        """Raises if no field fits into the loader's budget, which was planned from the lengths of one field."""
+        """Raises an error if no field fits into the loader's budget, which was planned from one field's lengths."""
         if self.batch_tokens is None or not fields:
             return
         costs = [self._cost(lengths) for lengths in fields]
@@ -374,7 +374,7 @@ def check_called(collate_fn: Any) -> None:
 
 
 def checked_buckets(name: str, value: Any) -> tuple[int, ...]:
-    """Returns lists of padded lengths as a tuple. Raises ValueError unless they are increasing integers from 1 on."""
+    """Returns a list of padded lengths as a tuple. Raises ValueError unless they are increasing integers >= 1."""
     found = () if value is None else tuple(np.atleast_1d(np.asarray(value)).tolist())
     whole = all(type(each) is int and each >= 1 for each in found)
     if not whole or list(found) != sorted(set(found)) or (value is not None and not found):

@@ -108,7 +108,7 @@ class RowCopy(NamedTuple):
 
 
 class TracedTask(NamedTuple):
-    """The times when a task began, and when its batch was fetched, made and sent. Used in traces.
+    """The times, for traces, when a task began, and when its batch was fetched, made and sent.
 
     In a bundle, only the first step is timed. `fetched` and `made` are then estimates.
     """
@@ -167,7 +167,7 @@ _clock = time.perf_counter_ns
 
 
 def delay_ns(thread: str = "thread-self") -> int:
-    """Returns how long a thread was runnable without getting a CPU, in ns; 0 if the kernel does not measure this."""
+    """Returns how long a thread was runnable without getting a CPU, in ns, or 0 if the kernel does not tell."""
     try:
         with open(f"/proc/{thread}/schedstat", "rb", buffering=0) as file:
             return int(file.read().split()[1])
@@ -401,7 +401,7 @@ class Gauge:
     def flush(self, now: int = 0) -> None:
         """Updates the worker's idle time, its CPU time, and the time that it was runnable but had no CPU.
 
-        Called between two tasks, and once without `now` after the last task.
+        This method is called between two tasks, and once without `now` after the last task.
         """
         last, now = not now, now or _clock()
         idle = (now - self._noted) - (self._busy - self._busy_then)

@@ -266,7 +266,7 @@ class Stopwatch:
         self._in_hand = False  # the answer is being handed out
 
     def ask(self) -> int:
-        """Records that the caller asks for a batch, so it has finished the last task. Returns the current time."""
+        """Records that the caller asks for a batch and has thus finished the last task. Returns the current time."""
         now, meter = clock(), self.meter
         self._asked = meter.asked = now
         if self._in_hand:

@@ -128,7 +128,10 @@ def memfds(uid: int, name: str) -> Iterator[tuple[int, str]]:
 
 
 def _read(path: str, uid: int) -> tuple[int, bytes | None]:
-    """Returns a page's inode and newest text. The text is None if it is missing, or changed at each attempt."""
+    """Returns the inode and the newest text of a page.
+
+    The text is None if none has been published yet, or if the publisher overwrote it during each attempt to read it.
+    """
     fd = trust.open_sealed(path, NAME, trust.OF_ONE_SIZE, owner=uid)
     try:
         inode = os.fstat(fd).st_ino

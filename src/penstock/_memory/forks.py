@@ -5,8 +5,8 @@ whether it is still alive: a page of shared memory that parent and child map, an
 kernel refuses to seal a file against writing while any process maps it. So the seal succeeds once the child, and all
 processes that it has forked, have ended or called exec.
 
-Rejected: a pipe, because a child that closes all its descriptors would close its end too early; and waiting for the
-child's process id, because fork hooks are not told the id, and it says nothing about grandchildren.
+Two alternatives were rejected. A pipe shows too early that the child has ended, if the child closes all its
+descriptors. And fork hooks are not told the child's process id, which says nothing about grandchildren anyway.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock._system.interrupts import LiveObjects, free_at_end
 from penstock._system.platform import fcntl
 
 MOST = 64
-"""The most witnesses, as each needs a descriptor. Slabs on loan during any further fork are never used again."""
+"""The largest number of witnesses. Each needs a descriptor. Slabs on loan at any further fork are never reused."""
 
 
 class Fork:
@@ -37,7 +37,7 @@ class Fork:
         _living.add(self)
 
     def has_happened(self) -> None:
-        """Unmaps the shared memory in the parent. Called after the fork."""
+        """Unmaps the shared memory in the parent, after the fork."""
         unmap(self._address, mmap.PAGESIZE)
 
     def is_over(self) -> bool:

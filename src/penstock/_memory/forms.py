@@ -41,7 +41,7 @@ class MemoTable(dict[_K, _V]):
 
 
 def remake(kind: type, values: Mapping[Any, Any] | list[Any]) -> Any:
-    """Returns `kind(values)`, or None unless it has exactly this class and exactly these values."""
+    """Returns `kind(values)` if the result has exactly this class and exactly these values, otherwise None."""
     constructor: Callable[[Any], Any] = kind
     with suppress(Exception):  # a user's class may raise anything for values that it does not accept
         made = constructor(values)
@@ -182,7 +182,7 @@ FORMS: MemoTable[type, Form | None] = MemoTable(_form)
 
 
 class Attributes:
-    """The first key of a form whose objects are rebuilt from their attributes, as pickle does."""
+    """The first key in the form of a class whose objects are rebuilt from their attributes, as pickle does."""
 
 
 def _open_attributes(node: Any) -> tuple[Hashable, Sequence[Any]] | None:
@@ -204,7 +204,7 @@ _ATTRIBUTES = Form(_open_attributes, _close_attributes)
 
 
 class Items:
-    """The first key of a form whose objects (of a dict subclass) are rebuilt from items, without `__init__`."""
+    """The first key in the form of a dict subclass whose objects are rebuilt from items, without `__init__`."""
 
 
 def _close_items(kind: type, keys: tuple[Any, ...], values: list[Any]) -> Any:

@@ -74,7 +74,7 @@ class LateLeaves(NamedTuple):
 
 
 Reduce = Callable[[Any], Any]
-"""Like `__reduce_ex__(5)`. The result may contain PickleBuffers; NotImplemented means pickle's default way."""
+"""Does the same as `__reduce_ex__(5)`, or returns NotImplemented for pickle's default way. May use PickleBuffers."""
 
 
 class Handler(NamedTuple):
@@ -157,7 +157,7 @@ def can_pin() -> bool:
 
 
 def meet_imported() -> None:
-    """Imports penstock's own module for each imported guest. Called before a fork."""
+    """Imports penstock's own module for each imported guest. This is done before a fork."""
     for name in GUESTS:
         if name in sys.modules:
             guest_in(name)
@@ -188,7 +188,7 @@ HANDLERS: Mapping[type, Handler | None] = MemoTable(_handler)
 
 
 class Shipping(dict[type, "Reduce | None"]):
-    """Maps each class to the function that pickles its instances, or to None. Used for one dataset."""
+    """Maps each class to the function that pickles its instances, or to None. Each table is for one dataset."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -59,7 +59,7 @@ class Writer:
         self._copied: list[tuple[int, int]] = []
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Like `np.empty`, but allocates the array in the slab if it fits."""
+        """Does the same as `np.empty`, but allocates the array in the slab if it fits."""
         start = self.reserve(math.prod(shape) * dtype.itemsize)
         if start is None or dtype.hasobject:
             return np.empty(shape, dtype)

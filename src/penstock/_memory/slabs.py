@@ -81,7 +81,7 @@ class Arena:
 
 
 class Slabs:
-    """The memory of each slab: in the file `fd`, or private memory if it is None."""
+    """The memory of each slab: a part of the file `fd`, or private memory if `fd` is None."""
 
     def __init__(self, fd: int | None) -> None:
         self.arena = Arena(fd)

@@ -92,7 +92,7 @@ def flatten(tree: object) -> tuple[list[object], Spec]:
 
 
 def flatten_exactly(tree: object) -> tuple[list[object], Spec] | None:
-    """Like `flatten`, but takes a container apart only if pickle would save the same parts.
+    """Does the same as `flatten`, but takes a container apart only if pickle would save the same parts.
 
     Returns None if only pickle can preserve the structure: if a container occurs twice, contains itself, or is nested
     deeper than MAX_DEPTH.
@@ -178,7 +178,10 @@ def _walk(
 
 
 def _spec(kind: type, keys: Hashable, children: tuple[Spec | None, ...] | None, size: int) -> Spec:
-    """Returns the Spec from the table. Two threads may create equal Specs for the same structure."""
+    """Returns the Spec for these parts from the table, which creates a missing one.
+
+    Two threads may create equal Specs for the same structure. This does no harm.
+    """
     key = (kind, keys, children, size)
     spec = _SPECS[key]
     if not _alike(spec.keys, keys):
@@ -190,7 +193,7 @@ _SPECS: MemoTable[tuple[Any, ...], Spec] = MemoTable(lambda key: Spec(*key))
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Compares keys that are equal by `==`: True if their types are the same, too, unlike 1 and True."""
+    """True if two equal keys also have the same types, unlike 1 and True."""
     if type(one) is not tuple:
         return True
     return all(map(is_, one, other)) or all(map(is_, map(type, one), map(type, other)))

@@ -218,7 +218,7 @@ def of_folder(folder: str) -> str | None:
 
 
 def refuse_beside_text(folder: str) -> None:
-    """Raises FormatError unless most files of a folder are text. (Text among images is often just notes.)"""
+    """Raises FormatError unless most files of a folder are text. (Text files beside images are often notes.)"""
     found = _below(folder)
     others = {end: paths for end, paths in found.items() if end in _KNOWN or end in PICTURES}
     if not others or sum(map(len, others.values())) < len(found[".txt"]):

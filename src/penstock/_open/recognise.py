@@ -129,7 +129,7 @@ def _paired(files: list[AnyFile]) -> list[AnyFile]:
 
 
 def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
-    """Removes the files that an index.json lists, such as LitData's chunks, and index.json of unknown formats."""
+    """Leaves out files that an index.json lists, such as LitData's chunks. Also leaves out other index.json files."""
     others: set[str] = set()
     names = tuple(end for end in _ends() if not end.startswith("."))
     for file in files if len(files) > 1 else ():

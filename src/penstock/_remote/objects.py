@@ -260,7 +260,7 @@ def _host(head: str) -> str:
 
 
 def _status_of(error: Exception) -> int:
-    """Returns the HTTP status that caused obstore's error; 0 if there was no response."""
+    """Returns the HTTP status that caused obstore's error, or 0 if there was no response."""
     known = _STATUSES.get(type(error).__name__)
     if known is not None:
         return known

@@ -111,7 +111,10 @@ _UNKNOWN = re.compile(r"Configuration key: '([^']*)'|Invalid key: (\S+?)\.?$|une
 
 
 def named(url: str, storage: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Returns the options under obstore's names. Connection options are in a dict "client_options". Idempotent."""
+    """Renames the options to the names that obstore uses.
+
+    Connection options are put into a dict, "client_options". Options that are already renamed stay unchanged.
+    """
     kind, scheme = _KINDS[scheme_of(url)], scheme_of(url)
     found: dict[str, Any] = {}
     client: dict[str, Any] = {}

@@ -103,7 +103,7 @@ class Origin:
         raise RequestFailed(RequestFault.FINAL, "web servers have no list of files", "Name the files one by one.")
 
     def _ask(self, key: str, method: str, how: Mapping[str, str]) -> HttpAnswer | tuple[Objects, str]:
-        """Returns the response. After a redirect to another server, returns that server's store and the key in it."""
+        """Returns the response or, after a redirect to another server, that server's store and the object's key."""
         target = "/" + quote(key, safe="/:@!$&'()*+,;=~-._") + (f"?{self._query}" if self._query else "")
         for _ in range(_HOPS):
             answer = self.server.ask(method, target, {**self._client.headers, **how})
@@ -127,7 +127,7 @@ class Origin:
         raise RequestFailed(RequestFault.FINAL, f"the server redirects more than {_HOPS} times")
 
     def _other_server(self, url: str, there: ServerAddress) -> tuple[Objects, str]:
-        """Returns a store for another server, and the key in it. The user's headers are not sent there."""
+        """Returns a store for another server, and the object's key there. The user's headers are not sent to it."""
         here = self.server.address
         if here.scheme == "https" and there.scheme == "http" and not self._client.allows_http:
             raise RequestFailed(

@@ -34,7 +34,10 @@ def in_parallel(call: Callable[[A, Pause], T], items: Iterable[A], threads: int)
 
 
 def interruptibly(call: Callable[[], T]) -> T:
-    """Returns `call()`, which another thread runs if this is the main thread, so that Ctrl-C works at once."""
+    """Returns the result of `call()`.
+
+    In the main thread, the call is made by another thread, so that Ctrl-C works at once.
+    """
     if threading.current_thread() is not threading.main_thread():
         return call()
     (result,) = _in_threads(lambda *_: call(), [None], 1)

@@ -91,7 +91,7 @@ class Remote:
     """The store behind a URL. Each process opens its own connections, because threads do not survive a fork."""
 
     def __init__(self, root: str, user: str, storage: Storage, places: str | None = None) -> None:
-        """`places` is a result of `_places`, which a pickled copy keeps, whatever its environment."""
+        """`places` is a result of `_places`. A pickled copy keeps it, even in another environment."""
         self._is_own = scheme_of(root) in SCHEMES
         self._root, self._user, self._storage = root, user, named(root, storage) if self._is_own else dict(storage)
         self._places = _places(scheme_of(root), self._storage) if places is None else places
@@ -125,7 +125,7 @@ class Remote:
 
     @property
     def sorts(self) -> bool:
-        """True if the store lists objects in key order and can start at any key. (S3's directory buckets cannot.)"""
+        """True if the store lists objects in key order and can start at any key, unlike S3's directory buckets."""
         return scheme_of(self._root) in ("s3", "s3a", "gs") and not self._root.endswith("--x-s3")
 
     def below(self, folder: str, deep: bool, after: str = "", pause: Pause = time.sleep) -> Iterator[Page]:
@@ -153,7 +153,7 @@ class Remote:
             after = page.objects[-1].key if page.objects else after
 
     def display_url(self, key: str) -> str:
-        """Returns the URL of an object for messages. It contains no secrets, even if the URL is malformed."""
+        """Returns the URL of an object as messages show it: without secrets, even if the URL is malformed."""
         return redacted(f"{self._root.partition('/?')[0]}/{key}")
 
     def path(self, key: str) -> str:

@@ -123,10 +123,11 @@ def check_host(url: str) -> None:
 
 
 def redacted(url: str) -> str:
-    """Hides the user, password and query of a URL, for messages. Accepts paths too, which may be mistyped URLs.
+    """Returns a URL as messages show it: without user, password and query.
 
-    If the text is not a URL, has no valid host, or may have a password with a slash, everything up to the last @ is
-    hidden. So two different URLs may have the same result: see `faithful`.
+    The text may also be a path, because a path may be a mistyped URL. If the text is not a URL, has no valid host, or
+    may have a password with a slash, everything up to the last @ is hidden. So two different URLs may have the same
+    result: see `faithful`.
     """
     found = _URL.match(url)
     if found is None:
@@ -148,7 +149,7 @@ def redacted(url: str) -> str:
 
 
 def _unlike_url(text: str) -> str:
-    """Returns a path for messages. A text with a colon and an @ may be a mistyped URL, so its password is hidden."""
+    """Returns a path as messages show it. If it may be a mistyped URL, the part that may be secret is hidden."""
     plain = unquote(unquote("".join(text.split())))
     mark = _MARK.search(plain)
     if mark is None:
@@ -167,7 +168,10 @@ def faithful(root: str, key: str) -> str:
 
 
 def suspicious(rest: str) -> list[str]:
-    """Returns the parts of `rest` (a URL without scheme) that may be secret: all before the last @, and the query."""
+    """Returns the parts of `rest` (a URL without scheme) that may be secret.
+
+    These are everything before the last @, and the query.
+    """
     ats = list(_AT.finditer(rest))
     hidden = [rest[: ats[-1].start()]] if ats else []
     hidden.append(rest.partition("?")[2])
@@ -175,7 +179,7 @@ def suspicious(rest: str) -> list[str]:
 
 
 def local(path: str, reader: str) -> str:
-    """Returns the path. The error for a missing file whose path looks like a URL hides its password."""
+    """Returns the path. If the path looks like a URL and no such file exists, the error hides its password."""
     if redacted(path) != path and not os.path.exists(path):
         raise FileNotFoundError(
             f"{reader}: there is no local file {redacted(path)!r}. It looks like a URL: copy the file to a disk."

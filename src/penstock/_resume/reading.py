@@ -95,16 +95,18 @@ class Reading:
 
     @property
     def has_begun_state(self) -> bool:
-        """True if a state that is saved before the first item describes this pass. This needs an iterator with a
-        state.
+        """True if a state that is saved before the first item describes this pass.
 
-        The iterable's state is not enough, because it may change only when the first item is read, for example if
-        `__iter__` is a generator function.
+        This needs an iterator with a state. The iterable's state is not enough, because it may change only when the
+        first item is read, for example if `__iter__` is a generator function.
         """
         return "iterator" in self._stateful and not self.ended
 
     def open(self, mark: Mark | None = None) -> bool:
-        """Starts or continues the pass. Returns True if it may have drawn numbers: seed the generators again."""
+        """Starts or continues the pass.
+
+        Returns True if this may have drawn random numbers. The caller must then seed the generators again.
+        """
         if mark is not None:
             self.prepare(mark)
         if mark is None or not (mark.at_end or mark.kept):
@@ -179,10 +181,10 @@ class Reading:
         return self._broken
 
     def pass_over(self, until: int, size: int, before: Callable[[int], object] = lambda number: None) -> None:
-        """Reads and discards the batches before batch `until`, which other ranks have, or which came before a resume.
+        """Reads and discards the batches before batch `until`.
 
-        `before(index)` is called before each batch. A StateError is raised at once. Any other exception is kept for
-        `raise_last_error`.
+        These batches belong to other ranks, or came before a resume. `before(index)` is called before each batch. A
+        StateError is raised at once. Any other exception is kept for `raise_last_error`.
         """
         while self.read < until and not self.ended:
             before(self.read)
@@ -194,10 +196,10 @@ class Reading:
                 self._passed = self.read - 1, error
 
     def raise_last_error(self, since: int) -> None:
-        """Raises the exception that ended the iterable, if it came from a skipped batch with an index of at least
-        `since`.
+        """Raises the exception that ended the iterable, if it came from a skipped batch.
 
-        Each rank raises the exception once. Otherwise the other ranks would end without an error.
+        Nothing is raised if the index of that batch is less than `since`. Each rank raises the exception once.
+        Otherwise the other ranks would end without an error.
         """
         passed, self._passed = self._passed if self.ended and self._broken else None, None
         if passed is not None and passed[0] >= since:
@@ -216,10 +218,11 @@ class Reading:
         return Mark(self.read, {name: part.state_dict() for name, part in self._stateful.items()})
 
     def end(self) -> Mark | None:
-        """Ends the reading. Returns the mark at which the next epoch starts.
+        """Ends the reading. Returns the mark at which the next epoch starts, or None if that mark is unknown.
 
-        Returns None if that mark is unknown: on a second call, without a state, or after an exception that ended the
-        epoch. Also returns None after an epoch without items, because a mark requires the next epoch to have items.
+        The mark is unknown on a second call, if neither the iterable nor its iterator has a state, or if an exception
+        ended the epoch. It is also None if this epoch had no items: the next epoch may have none either, but an epoch
+        that starts from a mark must have items.
         """
         self._broken = self._broken or self._raised
         try:
@@ -332,7 +335,7 @@ def opened(mark: bytes | Mark | None) -> Mark | None:
 
 
 def known(mark: bytes | Mark | None) -> Mark | None:
-    """Like `opened`, but returns None instead of raising StateError."""
+    """Does the same as `opened`, but returns None instead of raising StateError."""
     with suppress(StateError):
         return opened(mark)
     return None

@@ -181,7 +181,10 @@ class State(NamedTuple):
         )
 
     def dealt_anew(self, plan: Plan | None, world: int) -> State:
-        """Returns the state for `world` ranks, by the epoch's plan. Raises StateError if that is impossible."""
+        """Returns this state, divided among `world` ranks according to the epoch's plan.
+
+        Raises StateError if that is impossible.
+        """
         consumed, steps, expected = self.consumed, self.steps, range(self.steps, self.steps + 1)
         elsewhere = self.about.get("world") != world
         if isinstance(plan, ComputedPlan):
@@ -248,7 +251,10 @@ class Progress:
             beyond.pop(passed, None)
 
     def _now(self) -> tuple[int, list[int], bytes | None]:
-        """Returns the number of steps before the first gap, the later steps, and the last mark. Thread-safe."""
+        """Returns the number of steps before the first gap, the later steps, and the last mark.
+
+        Another thread may hand out steps at the same time.
+        """
         at, beyond = None, self._beyond
         while at is not self._at:
             at = self._at
@@ -278,7 +284,7 @@ class Progress:
 
     @property
     def mark(self) -> bytes | Mark | None:
-        """The latest known position of the sampler or stream. After the epoch, the start of the next one."""
+        """The latest known position of the sampler or stream. After the epoch, it is the start of the next one."""
         return self._end if self.is_over else self._at[1] or self.begin.mark
 
     @property
@@ -375,7 +381,8 @@ class Epochs:
 def content(plan: Plan | None, length: int | None) -> str | None:
     """Returns a short description of the sampler's keys, to detect a state that belongs to another sampler.
 
-    None if the dataset's length is enough, if the sampler has its own state, or if nothing is known about its keys.
+    Returns None if the dataset's length is enough, if the sampler has its own state, or if nothing is known about its
+    keys.
     """
     if type(plan) is OrderPlan:
         plain = Sequential(length or 0), Shuffled(length or 0, getattr(plan.order, "seed", 0))

@@ -18,7 +18,7 @@ from penstock._schedule.states import POSTED, Step
 
 
 class Assigned(Scheduler):
-    """A `Scheduler` that assigns each step to a fixed seat. With `once`, it allows only one run."""
+    """A `Scheduler` that assigns each step to a fixed seat. If `once` is True, only one run is allowed."""
 
     _rescinds = False
 

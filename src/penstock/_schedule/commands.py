@@ -25,7 +25,10 @@ class Retire(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """Leave a seat empty until the next run: too many workers, the last `worker`, crashed there at start-up."""
+    """Leave a seat empty until the next run, because too many workers crashed there at start-up.
+
+    `worker` is the last of these workers.
+    """
 
     seat: int
     worker: int
@@ -37,8 +40,8 @@ class Post(NamedTuple):
     The result goes into the slab with the id `slab`, which must be allocated if the id is new. If no step is left to
     draw (`Exhausted`), no slab is needed, and a later Post may use the same id.
 
-    Only the worker in `seat` may do the step; -1 means any free worker. With `resume`, the step's worker has not read
-    the stream before, so the task must contain the stream's position after the last filled step.
+    Only the worker in `seat` may do the step, or any free worker if `seat` is -1. If `resume` is True, the step's
+    worker has not read the stream before, so the task must contain the stream's position after the last filled step.
     """
 
     seq: int
@@ -61,7 +64,10 @@ class Deliver(NamedTuple):
 
 
 class DeliverLost(NamedTuple):
-    """Tell the consumer that a step failed for good. Its slab is free. `worker` was the last to die on it."""
+    """Tell the consumer that a step failed for good. Its slab is free.
+
+    `worker` is the last worker that died while it did this step.
+    """
 
     seq: int
     slab: int

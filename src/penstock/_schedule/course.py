@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class Course:
-    """Maps each seq to steps of the plan. With `look_ahead`, also to steps of a run that is not open yet."""
+    """Maps each seq to steps of the plan.
+
+    If `look_ahead` is True, these may be steps of a run that is not open yet.
+    """
 
     def __init__(self, look_ahead: bool) -> None:
         self.run: Run | None = None
@@ -35,7 +38,7 @@ class Course:
         self.run, self.ahead = run, None
 
     def draw(self, seq: int, most: int = 1) -> tuple[Task | None, bool]:
-        """Draws the task for `seq` (None if no step is left). Also returns True if the run ends before this task."""
+        """Returns the task for `seq`, or None if no step is left, and whether the run ends before this task."""
         if self._again:
             task = self._out[seq] = self._again.popleft()._replace(seq=seq)
             return task, False
@@ -53,7 +56,7 @@ class Course:
         return drawn, ends
 
     def refuse(self, seq: int, error: BaseException) -> bool:
-        """Ends the run of this task with an error. Returns False if that is the prefetched run."""
+        """Ends the run of this task with an error. Returns False if this run is only being prefetched."""
         task = self._out.pop(seq)
         self._again.clear()  # these come after it
         # A task that is posted again may belong to the current run, although steps of the next run are already drawn.
@@ -117,7 +120,7 @@ class Course:
         self._again.clear()
 
     def check(self) -> None:
-        """Asserts the invariants. Slow, so it is called only in tests."""
+        """Asserts the invariants. This is slow, so only tests call it."""
         out = [step for seq in sorted(self._out) for step in self._out[seq].single()]
         steps = [(task.run, task.step) for task in (*(task for task, _ in self.ready), *out, *self._again)]
         assert len(set(steps)) == len(steps), "a step is in one place"

@@ -83,7 +83,7 @@ class Crew:
         self.losses.pop(self.seats[worker], None)
 
     def forgive(self) -> None:
-        """Allows hiring for seats that were given up."""
+        """Allows seats that were given up to be filled again."""
         self.losses.clear()
 
     def given_up(self) -> list[int]:

@@ -299,7 +299,8 @@ class Scheduler:
     def _end_stream(self, seq: int, void: list[int], out: list[Command]) -> None:
         """Ends the run before the step `seq`, and abandons the steps in `void`.
 
-        Otherwise, their StepEnded events might come after the next `Opened`, and end the new run too early.
+        If these steps were not abandoned, their StepEnded events might come after the next `Opened`, and end the new
+        run too early.
         """
         self._abandon(void, out)
         self._drained = True
@@ -434,7 +435,7 @@ class Scheduler:
         )
 
     def check(self) -> None:
-        """Asserts the invariants. Slow, so it is called only in tests."""
+        """Asserts the invariants. This is slow, so only tests call it."""
         steps, abandoned = self._steps, self._abandoned
         assert list(steps) == sorted(steps), "steps are in the order of seq"
         assert not steps.keys() & abandoned.keys(), "a step is in one table"

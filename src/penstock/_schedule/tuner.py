@@ -258,7 +258,7 @@ class Tuner:
     _saves_memory: bool = False
 
     def restart(self) -> None:
-        """Drops the unfinished measurement, but keeps all findings. Called when workers start for another epoch."""
+        """Drops the unfinished measurement when workers start for another epoch, but keeps all findings."""
         self.state, self._sum = SETTLING, None
 
     def decide(self, interval: Interval) -> Resize | None:
@@ -373,7 +373,7 @@ class Tuner:
         return ""
 
     def _named(self, attempt: Attempt) -> tuple[str, str]:
-        """Returns the current setting, and the one before the attempt, as text for messages."""
+        """Returns the current setting and the one before the attempt, as messages name them."""
         if attempt.farther:
             return f"prefetch_factor={self.prefetch_factor}", f"prefetch_factor={attempt.prefetch}"
         return _workers(self.workers), _workers(attempt.workers)
@@ -429,7 +429,7 @@ class Tuner:
         return 0 if left <= 0 else min(self.bounds.workers.most, int(left / max(each, 1.0)))
 
     def check(self) -> None:
-        """Asserts the invariants. Called only in tests."""
+        """Asserts the invariants. Only tests call it."""
         workers, prefetch = self.bounds.workers, self.bounds.prefetch
         assert workers.least <= self.workers <= workers.most, "workers within the bounds"
         assert prefetch.least <= self.prefetch_factor <= prefetch.most, "prefetch_factor within the bounds"

@@ -21,7 +21,10 @@ _MOST_UPDATES = 64 << 20
 
 
 class Engines:
-    """The live engines of a loader. One idle engine is kept: that of the last epoch, which has a stream's state."""
+    """The live engines of a loader.
+
+    One idle engine is kept. It is the engine of the last epoch, which has a stream's state.
+    """
 
     def __init__(self) -> None:
         self.live = LiveObjects[Engine]()
@@ -31,7 +34,7 @@ class Engines:
         self._changing: dict[int, threading.RLock] = {}
 
     def changing(self) -> threading.RLock:
-        """The lock held while an epoch starts or the dataset changes, so that no worker starts during a change."""
+        """The lock that is held while an epoch starts or the dataset changes: no worker starts during a change."""
         pid = os.getpid()  # a lock for each process: a fork may happen while another thread holds the parent's lock
         return self._changing.get(pid) or self._changing.setdefault(pid, threading.RLock())
 

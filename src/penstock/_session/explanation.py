@@ -21,7 +21,7 @@ class SampleSource:
     - `source`: the name of the source in a mixture, or None if the dataset is not a mixture.
     - `dataset`: a short text for the innermost dataset that has the sample.
     - `key`: the key of the sample in that dataset.
-    - `begin`, `end`: the part of a document that is in the row, in tokens. None for a whole sample.
+    - `begin`, `end`: the part of a document that is in the row, in tokens. Both are None for a whole sample.
     """
 
     source: str | None

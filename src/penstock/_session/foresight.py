@@ -37,7 +37,7 @@ class Foresight:
             self._start = getattr(self._returned, "start", None)
 
     def start(self) -> None:
-        """Lets the dataset start its threads. Must be called after the workers were forked."""
+        """Lets the dataset start its threads. The workers must have been forked before."""
         with interrupts_deferred():
             start, self._start = self._start, None
             if start is not None:
@@ -64,10 +64,11 @@ class Foresight:
 def foresee(
     last: Foresight | None, dataset: Any, plan: AnyPlan | None, progress: Progress, counts: CacheCounts
 ) -> Foresight | None:
-    """Returns the last foresight if it still fits, otherwise a new one. None if no forecast is possible or wanted.
+    """Returns the last foresight if it still fits, otherwise a new one, or None.
 
-    Must be called before the workers have anything to do, and `Foresight.start` only after they have started, because
-    a process with several threads cannot fork safely.
+    The result is None if no forecast is possible or wanted. This function must be called before the workers have
+    anything to do, and `Foresight.start` only after they have started, because a process with several threads cannot
+    fork safely.
     """
     told = foresee_of(dataset) if isinstance(plan, ComputedPlan) else None
     if told is None or not isinstance(plan, ComputedPlan) or plan.upcoming(progress.epoch) is None:

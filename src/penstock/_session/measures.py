@@ -35,7 +35,10 @@ _IN_THE_CALLER = {"inline": "the calling process", "prefetch": "the reading thre
 
 
 def displayed_name(settings: Mapping[str, Any]) -> str:
-    """Returns the display name of this process's workers, with {} for their number; "" if they run elsewhere."""
+    """Returns the name under which the workers of this process are shown, with {} in place of a number.
+
+    Returns "" if the workers run elsewhere.
+    """
     return "worker {} (thread)" if settings.get("threads") else _IN_THE_CALLER.get(str(settings.get("backend")), "")
 
 
@@ -83,7 +86,7 @@ class Measures:
     # Called when something happens.
 
     def begin_epoch(self, epoch: int) -> None:
-        """Called by `iter()`, before the workers start the epoch."""
+        """Begins the measurement of an epoch. `iter()` calls this before the workers start the epoch."""
         if not self.began:
             self.began = self.hired = clock()
         self.first_batch()  # now, because later the workers that made it may be gone
@@ -100,11 +103,11 @@ class Measures:
             self.hired, self.shipped = clock(), getattr(engine.backend, "shipped", 0.0)
 
     def end_epoch(self) -> None:
-        """Called when an epoch has been read to its end, but not when it is abandoned."""
+        """Records that an epoch has been read to its end. This is not called if the epoch is abandoned."""
         self._turns.epoch_ended(clock() * 1e-9, self.stats)
 
     def tick(self) -> None:
-        """Extends the history and, on some ticks, publishes the statistics. Called twice a second."""
+        """Extends the history and, on some ticks, publishes the statistics. There are two ticks per second."""
         self.meter.due = False
         self._ticks += 1
         if self._ticks % self._every == 0:
@@ -167,15 +170,16 @@ class Measures:
         return [crew.gauges for crew in self.crews()]
 
     def snapshot(self) -> MeterSnapshot:
-        """Returns a copy of all counters. Of a task that is being handed out, only the steps handed out count."""
+        """Returns a copy of all counters. A task that is being handed out counts with the steps handed out so far."""
         crews = list(self.crews())
         answers = [answer for crew in crews if (answer := crew.open_answer()) is not None]
         return self.meter.snapshot([crew.gauges for crew in crews], answers)
 
     def first_batch(self) -> list[int] | None:
-        """Returns the times of `iter()`, and when workers were started, ready, had a sample, and had made a batch.
+        """Returns the times at which the first epoch reached five points, or None before the first batch.
 
-        Returns None before the first batch.
+        The points are: `iter()` was called, workers were started, one of them was ready, one had a sample, and the
+        caller had the first batch.
         """
         if self._first is None and self.meter.first:
             counts = self.meter.snapshot(self.live()).workers().values()

@@ -154,7 +154,7 @@ class SeedReader(Reader):
 
     @property
     def steps_before(self) -> int:
-        """The number of steps handed out before the epoch was resumed; 0 if it was not resumed."""
+        """The number of steps handed out before the epoch was resumed, or 0 if it was not resumed."""
         begin: State | None = getattr(self.position, "begin", None)
         return 0 if begin is None else begin.steps + len(begin.beyond)
 

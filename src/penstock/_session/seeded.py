@@ -52,8 +52,8 @@ S = TypeVar("S", bound=SeedReader)
 class SeedSession(Session):
     """A session that also implements the `Semantics` of its loader.
 
-    The seed, the plan and the epochs live as long as the loader. Loaders whose batches hold other arrays, such as
-    tensors, pass `face` and `make_runner`: see `displayed_settings` and `Job`.
+    The seed, the plan and the epochs live as long as the loader. A loader whose batches hold other arrays, such as
+    tensors, passes `face` (see `displayed_settings`) and `make_runner` (see `Job`).
     """
 
     deliver: Callable[[Any], Any] | None = None
@@ -164,7 +164,7 @@ class SeedSession(Session):
         return self.begin(CommitBatches if self.options.commit else IndexedBatches)
 
     def made(self, data: Any, rows: int, **about: Any) -> Batch[Any]:
-        """Returns the item of `batches()` for a batch of `rows` rows. `about`: the other fields of `Batch`."""
+        """Returns the item of `batches()` for a batch of `rows` rows. `about` sets the other fields of `Batch`."""
         return Batch(data, **about)
 
     def commit(self, batch: Batch[Any]) -> None:
@@ -326,7 +326,7 @@ class SeedSession(Session):
 
     @never_ends
     def load(self, state: Mapping[str, Any]) -> None:
-        """Makes the next epoch continue from this state. If it does not fit, raises StateError, changing nothing."""
+        """Makes the next epoch continue from this state. Raises StateError and changes nothing if it does not fit."""
         parsed, history = State.parse(state), self.feed.history
         if history is not None:
             if not isinstance(parsed.dataset, Mapping):
@@ -409,7 +409,10 @@ class SeedSession(Session):
 
     @never_ends
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
-        """Changes the dataset in this process and in every worker: calls a function with it, or sets attributes."""
+        """Changes the dataset in this process and in every worker.
+
+        The change is either a call of `change` with the dataset, or new values for some of its attributes.
+        """
         if (change is None) == (not attributes) or not (change is None or callable(change)):
             raise TypeError("update() takes either a function that takes the dataset, or attributes to set.")
         if self.feed.history is not None and "weights" in attributes:
@@ -430,7 +433,7 @@ class SeedSession(Session):
     def _reweigh(self, weights: Mapping[str, float]) -> None:
         """Changes the weights of a mixture from the first position that can still change.
 
-        Computes the later steps again. Workers need not be told, because keys do not depend on weights.
+        The later steps are computed again. Workers need not be told, because keys do not depend on weights.
         """
         errors: list[Exception] = []
 

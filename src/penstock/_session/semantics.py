@@ -40,10 +40,10 @@ class Position(Protocol):
     """The position in an epoch. A reader reports each step to it."""
 
     def passed(self, step: int, mark: bytes | None, worker: int, /) -> None:
-        """Called when a step was handed out, as a batch or an error. `mark` is the position after it."""
+        """Records that a step was handed out, as a batch or an error. `mark` is the position after it."""
 
     def finish(self, end: bytes | None, ends: Mapping[int, bytes], /) -> None:
-        """Called when the caller has been told that the epoch is over.
+        """Records that the caller has been told that the epoch is over.
 
         `end` is the mark (the saved position of a stream) where the next epoch begins. `ends` has such a mark for
         each worker that reads its own stream.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """The engines and statistics of a loader. A reference to the loader would keep workers alive, so it has none."""
+    """The engines and statistics of a loader. It has no reference to the loader, which would keep workers alive."""
 
     def __init__(self, name: str, settings: Callable[[], Mapping[str, Any]]) -> None:
         self.runs = itertools.count()  # numbers the runs
@@ -36,7 +36,10 @@ class Session:
         return engine
 
     def tick(self, engine: Engine) -> None:
-        """Called several times a second by the thread that reads from this engine, between two `next` calls."""
+        """Updates the measurements.
+
+        The thread that reads from this engine calls this several times a second, between two `next` calls.
+        """
         self.measures.tick()
 
     knows_end = True  # False for a stream, whose last batch is not known in advance
@@ -53,7 +56,7 @@ class Session:
             self.measures.end_epoch()
 
     def release(self, engine: Engine) -> None:
-        """Called when this engine's epoch is over. A subclass may keep the engine instead of closing it."""
+        """Closes an engine whose epoch is over. A subclass may keep the engine instead."""
         engine.close()
 
     @property

@@ -1,4 +1,4 @@
-"""Writes a trace of what a loader's caller and workers do. Runs once per task, not per batch."""
+"""Writes a trace of what a loader's caller and workers do. Its code runs once per task, not once per batch."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ class CrewTracer:
         gauges.trace(True)
 
     def asked(self, answered: int, now: int) -> None:
-        """Called when the caller has finished with a batch and asks for the next one."""
+        """Records that the caller has finished with a batch and asks for the next one."""
         self._trace.span("work", answered, now, **_which(self._task))
 
     def delivers(self, seq: int) -> None:
-        """Called just before a task's batches are handed out, while the task's keys are still known."""
+        """Notes which task is about to be handed out, while the task's keys are still known."""
         self._task, self._delivering = self._find(seq), clock()
         self._drain()
 

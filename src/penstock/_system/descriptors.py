@@ -26,7 +26,7 @@ def close_in_child(*fds: int) -> None:
 
 
 def forget(*fds: int) -> None:
-    """Undoes `close_in_child`. Must be called before a descriptor is closed, because its number may be reused."""
+    """Undoes `close_in_child`. Call it before closing a descriptor, because the number may be used again."""
     with _guard:
         _kept_from_children.difference_update(fds)
 

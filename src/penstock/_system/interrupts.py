@@ -59,10 +59,10 @@ def set_blocked_signals(numbers: Collection[int]) -> None:
 
 
 class interrupts_deferred:
-    """Context manager that delays Python signal handlers until the end of its block. Takes about 4 µs.
+    """Context manager that delays Python signal handlers until the end of its block.
 
     All handlers are delayed, because any of them may raise. It has no effect outside the main thread, or inside
-    another such block.
+    another such block. It takes about 4 µs.
     """
 
     # The signal mask does not help, because another thread would receive the signal, and Python would still run the
@@ -122,7 +122,7 @@ class interrupts_deferred:
 
 
 class interrupts_after(interrupts_deferred):
-    """Like `interrupts_deferred`, but for finalizers, which cannot raise: handlers run when this object is freed."""
+    """The `interrupts_deferred` of finalizers, which cannot raise: handlers run when this object is freed."""
 
     __slots__ = ("_again",)
 
@@ -172,7 +172,10 @@ _numbers = count()
 
 
 def free_at_end(of: object, action: Callable[[], object]) -> None:
-    """Like `call_at_end`, but the caller need not keep the reference. `action` must not refer to the object."""
+    """Does the same as `call_at_end`, but the caller need not keep the reference.
+
+    `action` must not refer to the object.
+    """
     # A weak reference that only the object keeps alive may be gone too early: numpy 2.5 releases an array's base
     # before it calls the weak references to the array.
     number = next(_numbers)
@@ -181,7 +184,7 @@ def free_at_end(of: object, action: Callable[[], object]) -> None:
 
 
 class LiveObjects(Generic[T]):
-    """Like a WeakSet, but does not run Python code when an object is deallocated."""
+    """A kind of WeakSet that does not run Python code when an object is deallocated."""
 
     __slots__ = ("_references",)
 

@@ -1,4 +1,4 @@
-"""The system's limits on processes and threads, for error messages."""
+"""Describes the system's limits on processes and threads in error messages."""
 
 from __future__ import annotations
 

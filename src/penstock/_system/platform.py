@@ -1,4 +1,4 @@
-"""What macOS and Windows lack of the system calls that penstock uses, and what takes their place.
+"""The system calls that penstock uses but macOS or Windows lack, and their replacements.
 
 Worker processes, and all memory and locks that processes share, need Linux. Everything else runs wherever Python
 does. So modules that run everywhere import the names below from here, and not from `os`. Modules that only worker
@@ -25,7 +25,7 @@ def _module(name: str) -> Any:
 
 
 SYSTEM = {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
-"""The name of the operating system, for messages."""
+"""The name of the operating system, as messages show it."""
 
 # None on Windows. On macOS, `fcntl` lacks seals and the locks of open files.
 fcntl, resource, pwd, grp = map(_module, ("fcntl", "resource", "pwd", "grp"))
@@ -82,6 +82,6 @@ pread: Callable[[int, int, int], bytes] = getattr(os, "pread", _pread)
 
 
 def advise_to_read(fd: int, start: int, length: int) -> None:
-    """Tells the kernel that this range of a file will be read soon. Does nothing if it takes no such advice."""
+    """Tells the kernel that this range of a file will be read soon, on systems that take such advice."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, start, length, os.POSIX_FADV_WILLNEED)

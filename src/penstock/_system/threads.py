@@ -76,7 +76,7 @@ def started(name: str, work: Callable[[], None], stop: Callable[[], object]) -> 
 
 @atexit.register
 def end_all() -> None:
-    """Tells all threads to end, and waits for them. Called at the interpreter's exit."""
+    """Tells all threads to end and waits for them, when the interpreter exits."""
     said = time.monotonic() + _SILENCE
     # One after the other, oldest first: an older thread may wait for a batch that a younger thread makes.
     while oldest := [*running.copy().items()][:1]:

@@ -178,8 +178,8 @@ def open_or_make(path: str, group: int | None = None) -> int:
 def replace(path: str, write: Callable[[int], object], mode: int | None = None, group: int | None = None) -> None:
     """Replaces a file atomically. Calls `write(fd)` on a temporary file, and renames that file to `path`.
 
-    For files that the user has named: if `path` is a link, the link itself is replaced, and if `mode` is None, the
-    umask decides who may read the file.
+    If `path` is a link, the link itself is replaced. If `mode` is None, the umask decides who may read the file, as
+    is usual for files that the user has named.
     """
     draft = f"{path}.{os.urandom(8).hex()}.part"
     made = partial(os.open, draft, _NEW, 0o666) if mode is None else partial(make_file, draft, group, mode)
@@ -225,7 +225,7 @@ def open_named(path: str) -> int:
 
 
 def use_folder(path: str, shared: bool = False) -> int | None:
-    """Creates a folder if it is missing. If `shared`, returns the id of the group that may use the folder.
+    """Creates a folder if it is missing. If `shared` is True, returns the id of the group that may use it.
 
     Raises Untrusted if others than this user, root and the group could change or replace the folder.
     """
@@ -247,7 +247,7 @@ def use_folder(path: str, shared: bool = False) -> int | None:
 
 
 def tighten(path: str, is_ours: Callable[[str], object]) -> None:
-    """Removes others' permissions from a folder of an older penstock, if `is_ours` accepts all names in it."""
+    """Removes other users' permissions from an older penstock's folder, if `is_ours` accepts all names in it."""
     with suppress(OSError):
         about = os.stat(path)
         if about.st_mode & 0o077 and about.st_uid == _user() and all(map(is_ours, os.listdir(path))):

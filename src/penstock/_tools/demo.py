@@ -69,7 +69,7 @@ class Pictures:
 
 
 def _generator() -> np.random.Generator:
-    """Returns the generator of the sample. torch's loader has none, and its batches are not compared."""
+    """Returns the sample's random generator. With torch's loader, it is a new one: those batches are not compared."""
     return rng() if at_work.source is not None else np.random.default_rng()
 
 
@@ -143,7 +143,7 @@ def _loader(dataset: Pictures, workers: int) -> DataLoader[Any]:
 
 
 def _troubled(console: Console, dataset: Pictures) -> Generator[Any, None, None]:
-    """Yields the batches of all epochs. Meanwhile kills a worker, then stops, and resumes with fewer workers."""
+    """Yields the batches of all epochs. Kills a worker, later stops the loader, and resumes with fewer workers."""
     with _loader(dataset, WORKERS) as loader:
         for batches, batch in enumerate(loader, 1):
             yield batch

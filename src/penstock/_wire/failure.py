@@ -49,7 +49,7 @@ class Failure:
 
     @classmethod
     def capture(cls, exc: BaseException, *, where: str, notes: Sequence[str] = ()) -> bytes:
-        """Returns the exception as bytes. Adds `where` and `notes` to its notes. Never raises."""
+        """Returns the exception as bytes, with `where` and `notes` added to its notes. This never raises."""
         exc = ordinary(exc)
         forget_earlier(exc)
         dropped: list[str] = []
@@ -108,7 +108,10 @@ def copied(exc: BaseException, of: Callable[[Any], Any] = lambda value: value) -
 
 
 def keep(exc: BaseException, *, where: str) -> BaseException:
-    """Returns a copy of `exc` to be stored, with its traceback as text. (Frames would keep samples alive.)"""
+    """Returns a copy of `exc` to be stored.
+
+    Its traceback is kept as text, because frames would keep samples alive.
+    """
     exc = ordinary(exc)
     forget_earlier(exc)
     cause = RemoteTraceback(text_of(exc))
@@ -116,7 +119,10 @@ def keep(exc: BaseException, *, where: str) -> BaseException:
 
 
 def _traceless(value: Any) -> Any:
-    """Copies exceptions without their tracebacks, also in lists, tuples and dicts. Keeps all other values."""
+    """Copies exceptions without their tracebacks, including those in lists, tuples and dicts.
+
+    All other values stay as they are.
+    """
     if isinstance(value, BaseException):
         return without_trace(copied(value, _traceless))
     if type(value) is dict:
@@ -257,7 +263,10 @@ def described(exc: BaseException) -> str:
 
 
 def safe_text(obj: object, show: Callable[[object], str] = str) -> str:
-    """Returns `show(obj)`, or a text that names the error if that fails. Only Ctrl-C outside workers is raised."""
+    """Returns `show(obj)`, or a text that names the error if that fails.
+
+    Raises nothing but Ctrl-C outside workers.
+    """
     try:
         return "".join((show(obj),))  # joined: __str__ may return a subclass of str
     except BaseException as exc:
@@ -267,7 +276,7 @@ def safe_text(obj: object, show: Callable[[object], str] = str) -> str:
 
 
 def text_of(exc: BaseException) -> str:
-    """Returns the traceback and message as Python prints them. Never raises."""
+    """Returns the traceback and message as Python prints them. This never raises."""
     try:
         return "".join(traceback.format_exception(exc))
     except BaseException:  # e.g. a __cause__ that is a property

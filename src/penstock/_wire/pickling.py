@@ -89,8 +89,8 @@ def dump(
 ) -> None:
     """Pickles `value` into a file, and passes out-of-band buffers to `aside` (pickle's `buffer_callback`).
 
-    If `guests` is True, `REDUCERS` pickle the arrays of numpy and of guests. If `fresh` is True, the pickle is for a
-    new interpreter, so objects that cannot be imported there are sent by value.
+    If `guests` is True, arrays of numpy and of guests are pickled with `REDUCERS`. If `fresh` is True, a new
+    interpreter will read the pickle, so objects that cannot be imported there are sent by value.
     """
     make: Any = pickle.Pickler if override is None else _Overridable
     common: Mapping[type, Any] = copyreg.dispatch_table

@@ -241,7 +241,7 @@ class SocketStrays:
             self._close(key)
 
     def close(self) -> None:
-        """Closes all strays that were not taken. May be called again after an interrupt."""
+        """Closes all strays that were not taken. After an interrupt, this method can be called again."""
         while self._received:
             self._close(next(iter(self._received)))
 

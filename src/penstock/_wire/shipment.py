@@ -212,7 +212,10 @@ def _reduce_array(array: np.ndarray[Any, Any], files: dict[int, _MappedFile]) ->
 
 
 class _MappedFile:
-    """A file that the parent has mapped. Unpickled as a uint8 memmap. Unless `is_named`, its data must be sent."""
+    """A file that the parent has mapped. Unpickling this object gives a uint8 memmap.
+
+    If `is_named` is False, the data itself must be sent.
+    """
 
     def __init__(self, root: Any) -> None:
         whole = np.frombuffer(root._mmap, np.uint8)
@@ -228,7 +231,7 @@ class _MappedFile:
 
 
 def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
-    """Returns the memmap behind `array`, which may be `array` itself, or None."""
+    """Returns the memmap that `array` is or is a view of, or None if there is none."""
     below: Any = array
     while isinstance(below, np.ndarray):
         if isinstance(getattr(below, "_mmap", None), mmap.mmap):

@@ -109,7 +109,10 @@ _INT64, _UINT8 = np.dtype(np.int64), np.dtype(np.uint8)
 
 
 def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> tuple[NDArray[np.uint8], int]:
-    """Returns a task's keys as bytes (an int64 array if possible, else a pickle), and `Notice.keys` for them."""
+    """Returns a task's keys as bytes, and the value of `Notice.keys` for them.
+
+    The bytes are an int64 array if possible, and otherwise a pickle.
+    """
     if batched:  # otherwise a list is a single key
         if type(keys) is list and set(map(type, keys)) == {int}:
             with suppress(OverflowError):
@@ -124,7 +127,7 @@ def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> tuple[NDArray[
 
 
 def shorten(keys: Any) -> str:
-    """Returns the first few keys of a step and the number of keys, as text for a message."""
+    """Returns a text for messages with the first few keys of a step, and the number of its keys."""
     if type(keys) is tuple:  # one key
         return shorten_key(keys)
     if not isinstance(keys, (list, np.ndarray)):

@@ -26,7 +26,7 @@ class Fetch:
         self.look_up()
 
     def look_up(self) -> None:
-        """Looks up the dataset's methods. Called at the start and after every change to the dataset."""
+        """Looks up the dataset's methods. This is done at the start and after every change to the dataset."""
 
     def gather(self, task: Task, empty: Empty) -> tuple[object, int] | None:
         """Returns the whole batch and its number of rows, or None if the samples must be fetched and collated."""
@@ -37,7 +37,7 @@ class Fetch:
         raise NotImplementedError
 
     def counts(self, task: Task) -> bool:
-        """True if every rank has a batch for this step. If not, the epoch ends before it on all ranks."""
+        """True if every rank has a batch for this step. If not, the epoch ends before this step on all ranks."""
         return True
 
     # Static, because the names of samples depend only on the task.

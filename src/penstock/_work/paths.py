@@ -10,7 +10,7 @@ _LISTS = ("paths", "files", "filenames", "image_paths", "samples", "imgs")
 
 
 def path_of(dataset: Any, key: Any, depth: int = 4) -> str:
-    """Returns the path of a sample's file, or "" if unknown. Does not run the dataset's code."""
+    """Returns the path of a sample's file, or "" if it is unknown. The dataset's code is not run."""
     try:
         held = vars(dataset)
         for name in _LISTS:

@@ -83,7 +83,10 @@ class Runner:
     def run(
         self, task: Task, writer: Writer, gauge: Gauge | NoGauge, *, interruptible: bool = False
     ) -> Done | AtEnd | Errored:
-        """See `TaskRunner`. With `interruptible`, KeyboardInterrupt is raised, because it is meant for the caller."""
+        """Runs a task: see `TaskRunner`.
+
+        If `interruptible` is True, a KeyboardInterrupt is raised, because it is meant for the caller.
+        """
         outer, at_work.source = at_work.source, self._focus  # not by `working_at`, which takes 1 µs
         try:
             self._focus.begin(task, gauge)

@@ -110,7 +110,7 @@ class Backend(Protocol):
     @property
     @abstractmethod
     def workers(self) -> list[Any]:
-        """The live worker processes, sorted by seat (worker slot). Empty if the workers are threads.
+        """The live worker processes, sorted by seat (worker slot). The list is empty if the workers are threads.
 
         Each element is a handle similar to `multiprocessing.Process`.
         """
@@ -131,7 +131,7 @@ class Backend(Protocol):
 
     @abstractmethod
     def retain(self) -> int:
-        """Withdraws the requests to exit that no worker has accepted yet, and returns their number. Never waits."""
+        """Withdraws the requests to exit that no worker has accepted yet. Returns their number without waiting."""
 
     @abstractmethod
     def post(self, task: Task, slab: int, seat: int) -> None:
@@ -166,7 +166,7 @@ class Backend(Protocol):
     def poll(self, timeout: float | None) -> list[Outcome]:
         """Returns the outcomes since the last call. If there are none, waits for one, for at most `timeout` seconds.
 
-        May also return an empty list before the timeout has passed.
+        The list may also be empty before the timeout has passed.
         """
 
     def has_dead(self) -> bool:
@@ -186,7 +186,7 @@ class Backend(Protocol):
 
     @abstractmethod
     def doing(self, seq: int | None) -> list[Doing]:
-        """Describes the workers that are running this task, or all busy workers if there are none. For messages."""
+        """Describes, for messages, the workers that are running this task, or all busy workers if there are none."""
 
     def end_hung(self, seconds: float) -> list[Doing]:
         """Kills the workers that have been running the same task for more than this many seconds.
@@ -205,7 +205,10 @@ class Backend(Protocol):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the workers without waiting for their tasks. May be called again, for example after an interrupt."""
+        """Ends the workers without waiting for their tasks.
+
+        After an interrupt, for example, it may be called again.
+        """
 
 
 MakeBackend = Callable[[Job, Any], Backend]

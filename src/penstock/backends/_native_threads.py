@@ -122,7 +122,10 @@ def limit() -> None:
 
 @contextmanager
 def opencv_stopped() -> Iterator[None]:
-    """Stops OpenCV's threads during a fork. (Stopping them in the child could block forever on a lock.)"""
+    """Stops OpenCV's threads during a fork.
+
+    They are not stopped in the child, because that could block forever on a lock.
+    """
     module: Any = sys.modules.get("cv2")
     before = getattr(module, "getNumThreads", int)() if count() else 0
     if before > 1:

@@ -62,7 +62,10 @@ class _StackRequest:
 
 
 def ask(processes: Sequence[tuple[int, int]], fd: int) -> list[str]:
-    """Returns the stack of each (pid, pidfd), innermost call first, or "" if it is idle or does not answer."""
+    """Returns the stack of each process, which is given as (pid, pidfd), with the innermost call first.
+
+    The stack is "" for a process that is idle or does not answer.
+    """
     asked = [_asked(pid, pidfd, fd) for pid, pidfd in processes]
     waited_for = [one for one in asked if one is not None]
     deadline = time.monotonic() + _PATIENCE
@@ -102,7 +105,7 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}
 
 
 def waits_for_thread(pid: int) -> bool:
-    """True if the main thread waits for another thread (a lock, a pool), or if that is unknown."""
+    """True if the main thread is waiting for another thread, for example at a lock, or if this is not known."""
     try:
         calls = Path(f"/proc/{pid}/syscall").read_text().split()
     except OSError:

@@ -315,7 +315,7 @@ def _shards(index: AnyFile, must: bool) -> dict[str, list[Any]]:
 
 
 def _nearest(path: str, shards: list[Any]) -> Any:
-    """Returns the shard whose URL has the longest ending in common with `path`, or None if several have."""
+    """Returns the shard whose URL has the longest ending in common with `path`, or None if several have it."""
 
     def common(shard: Any) -> int:
         pairs = zip(reversed(path.split("/")), reversed(shard["url"].partition("?")[0].split("/")), strict=False)

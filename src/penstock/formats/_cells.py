@@ -45,7 +45,7 @@ class Cells:
     is_direct = False
     is_text = False
     holds_arrays: bool | None = None
-    """True if all values are arrays, so that `view` returns them without copies. False if none is. None: unknown."""
+    """True if all values are arrays, which `view` returns without copies; False if none is; None if unknown."""
 
     def __init__(self, array: Any, plain: NDArray[np.bool_] | None = None) -> None:
         self.array = array
@@ -308,7 +308,7 @@ def _has_times(kind: Any) -> bool:
 
 
 def _numbers(array: Any) -> tuple[Values, NDArray[np.bool_] | None]:
-    """Returns the values, and a mask of the rows without nulls, or None if there are no nulls."""
+    """Returns the values, and a mask of the rows without nulls. The mask is None if there are no nulls."""
     kind, count = array.type, len(array)
     if isinstance(kind, pa.FixedShapeTensorType):
         values, plain = _numbers(array.storage)
@@ -380,7 +380,7 @@ def is_tokens(kind: Any) -> bool:
 
 
 def list_lengths(array: Any) -> NDArray[np.int64]:
-    """Returns the number of elements of each list in a column, from the lists' offsets; 0 for a null."""
+    """Returns the number of elements of each list in a column (0 for a null), from the lists' offsets."""
     edges = _edges(array, "i8" if kinds.is_large_list(array.type) else "i4", len(array.values))
     lengths, valid = np.diff(edges).astype(np.int64), _valid(array)
     return lengths if valid is None else lengths * valid

@@ -286,7 +286,7 @@ def _skipped(footer: bytes, at: int, kind: int) -> int:
 
 
 def _head(footer: bytes, at: int) -> tuple[int, int, int]:
-    """Returns the type of a list's values, their number, and the offset of the first one."""
+    """Returns the type and the number of a list's values, and the offset of the first one."""
     head = footer[at]
     length, at = (head >> 4, at + 1) if head >> 4 < 15 else _number(footer, at + 1)
     if length > len(footer):

@@ -77,7 +77,7 @@ def check_decode(decode: Any, names: str) -> None:
 
 
 def column_decoders(decode: Mapping[str, Decoder | None] | None, schema: Any) -> dict[str, Decoding | None]:
-    """Returns the decoding function for each column that `decode` names. If it is None, the bytes stay unchanged."""
+    """Returns the decoding function, or None to keep the bytes, for each column that `decode` names."""
     if decode is None:
         return {}
     if not isinstance(decode, Mapping):

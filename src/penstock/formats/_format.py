@@ -196,7 +196,7 @@ class Format(Dataset[Any]):
         return number, row - self.edges.item(number)
 
     def locate_each(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Like `locate`, but for an array of rows. Returns two arrays."""
+        """Does the same as `locate` for an array of rows. Returns two arrays."""
         numbers = self.edges.searchsorted(rows, "right") - 1
         return numbers, rows - self.edges[numbers]
 

@@ -100,7 +100,7 @@ class JsonLines(TextLines):
         return super()._count(index) - len(index["before_empty"])
 
     def _place(self, number: int, row: int) -> int:
-        """Returns the index of the line that holds a row. Rows are counted without empty lines."""
+        """Returns the index of the line that holds a row. Empty lines do not count as rows."""
         before = self.indexes[number]["before_empty"]
         return row + int(before.searchsorted(row, "right")) if len(before) else row
 

@@ -122,7 +122,7 @@ def _head(content: Any) -> tuple[int, int]:
 
 
 def unpacked_bytes(content: Any) -> int:
-    """Returns the decompressed size of a message in bytes; 0 if it is not compressed or not readable."""
+    """Returns the decompressed size of a message in bytes, or 0 if it is not compressed or not readable."""
     try:
         length, begin = _head(content)
         message, body = content[begin : begin + length], begin + length
@@ -168,7 +168,7 @@ def _blocks(footer: Any, table: _FlatBufferTable, field: int) -> list[MessageRan
 
 
 def look_ahead(file: AnyFile) -> Look:
-    """Returns a function that reads byte ranges of a remote file. First fetches the metadata of all messages."""
+    """Fetches the metadata of all messages, and returns a function that reads byte ranges of the file."""
     looks = _Looks(file)
     try:
         if looks(0, min(6, file.size)) == b"ARROW1":
@@ -180,7 +180,7 @@ def look_ahead(file: AnyFile) -> Look:
 
 
 class _Looks:
-    """Reads small parts of a file and keeps them, with adjacent bytes that are likely to be needed, too."""
+    """Reads small parts of a file and keeps them, together with adjacent bytes that are likely to be needed."""
 
     def __init__(self, file: AnyFile) -> None:
         self._file = file

@@ -146,7 +146,7 @@ class Parquet(Table):
 
 
 def _check_size(chunks: Sequence[ColumnChunk], rows: int, name: str, limit: int) -> None:
-    """Raises SampleTooLarge if, according to the footer, a row group is too large for its number of rows."""
+    """Raises SampleTooLarge if, according to the footer, a row group is too large: see `check_block`."""
     # Values are counted too, because a long run of equal values takes only a few bytes in the file. A value of text
     # or binary data has an offset of at least 4 bytes.
     nbytes = sum(max(chunk.nbytes, chunk.values * _WIDTHS.get(chunk.type, 4)) for chunk in chunks)
@@ -233,7 +233,7 @@ def _batches(opened: Any, part: int, columns: Sequence[str]) -> list[Any]:
 
 
 class _Ends:
-    """The final bytes of remote files, with their footers. Workers get them, which saves requests."""
+    """The final bytes of remote files, with their footers. They are sent to the workers, which saves requests."""
 
     def __init__(self, ends: Sequence[NDArray[np.uint8]]) -> None:
         sizes = np.array([len(end) for end in ends], np.int64)
@@ -242,15 +242,18 @@ class _Ends:
         self._edges = np.concatenate([[0], sizes.cumsum()])
 
     def __getitem__(self, number: int) -> bytes:
-        """Returns the file's final bytes. For a local file, or after `_SENT` bytes in total, returns b""."""
+        """Returns the final bytes of a file.
+
+        Returns b"" for a local file, and for a file with which the ends would exceed `_SENT` bytes in total.
+        """
         return self._all[self._edges[number] : self._edges[number + 1]].tobytes()
 
 
 def _footer(file: AnyFile) -> Mapping[str, NDArray[Any]]:
     """Describes a file as `_described` does.
 
-    The description is stored if the file is local and its footer is large. That of a remote file includes the file's
-    final bytes, as `end`.
+    The description is stored if the file is local and its footer is large. The description of a remote file includes
+    the file's final bytes, as `end`.
     """
     if not isinstance(file, RemoteFile):
         (length,) = _LENGTH.unpack(_checked(file, file.read(max(0, file.size - 8), min(8, file.size)))[-8:-4])

@@ -65,7 +65,7 @@ class Sharded(Extents):
         self.set_rows([self.rows_of(shard) for shard in self._shards])
 
     def listed(self, index: AnyFile, about: Any) -> list[Shard]:
-        """Returns the shards that an index lists. `about` is its parsed JSON. Raises if the index is invalid."""
+        """Returns the shards that an index lists. `about` is its parsed JSON. An invalid index raises an error."""
         raise NotImplementedError
 
     def rows_of(self, shard: Shard) -> int:
@@ -95,7 +95,7 @@ class Sharded(Extents):
         return starts, starts.nbytes
 
     def parts(self, raw: bytes, number: int, row: int, fixed: Sequence[int | None]) -> list[bytes]:
-        """Splits a sample into its fields. `fixed` holds their sizes; None means that the sample holds the size."""
+        """Splits a sample into its fields. `fixed` holds each field's size, or None if the sample itself holds it."""
         free, ends = fixed.count(None), [0]
         if len(raw) >= 4 * free:
             sizes = iter(struct.unpack_from(f"<{free}I", raw))
@@ -133,8 +133,8 @@ class Sharded(Extents):
 class Field(NamedTuple):
     """A field of the samples.
 
-    `function` decodes the field's bytes; None leaves them undecoded. `is_given` is True if the user has passed the
-    function. `refusal` says why the field cannot be read, and is empty if it can.
+    `function` decodes the field's bytes. It is None if they stay undecoded. `is_given` is True if the user has passed
+    the function. `refusal` says why the field cannot be read, and is empty if it can.
     """
 
     name: str

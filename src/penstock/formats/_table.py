@@ -88,7 +88,7 @@ class Table(Format):
     # Methods that a subclass defines.
 
     def _read(self, block: int) -> list[Any]:
-        """Returns the record batches of a block, usually one. May raise any exception if the file is damaged."""
+        """Returns the record batches of a block, usually one. A damaged file may raise any exception."""
         raise NotImplementedError
 
     def _set_decode(self, decode: Mapping[str, Decoder | None] | None) -> None:
@@ -154,7 +154,7 @@ class Table(Format):
         return serialized(batches[0].schema, batches)  # types may differ between files
 
     def __foresee__(self, forecast: Forecast) -> Any:
-        """Like `Format.__foresee__`, but also keeps decoded blocks in memory while the loader needs them."""
+        """Does the same as `Format.__foresee__`, and keeps decoded blocks in memory while the loader needs them."""
         scout = super().__foresee__(forecast)
         if not HAS_PROCESSES or all(map(self._is_mapped, range(len(self.blocks) - 1))):
             return scout
@@ -218,7 +218,7 @@ class Table(Format):
         return samples
 
     def _stored_samples(self, rows: NDArray[np.int64]) -> list[Any]:
-        """Like `_stored_sample`, for several rows."""
+        """Returns several samples before their columns are decoded."""
         samples: list[Any] = [None] * len(rows)
         for number, places, local in self._groups(rows):
             for place, sample in zip(places, self._rows(number, local), strict=True):
@@ -237,7 +237,7 @@ class Table(Format):
         return sample
 
     def _bytes_of(self, image: dict[str, Any], column: str, row: int) -> bytes:
-        """Returns the bytes of a file that is stored as Hugging Face does, with its path."""
+        """Returns the bytes of a file that is stored in Hugging Face's form, a dict with its bytes and its path."""
         data: bytes | None = image["bytes"]
         if data is None:
             raise FormatError(
@@ -294,7 +294,10 @@ class Table(Format):
         )
 
     def __views__(self, keys: Sequence[int]) -> dict[str, list[NDArray[Any]]] | None:
-        """See `Views`. Returns None if a block must be decoded, because views would keep all blocks in memory."""
+        """Returns views of the columns: see `Views`.
+
+        Returns None if a block must be decoded, because views would keep all blocks in memory.
+        """
         if self._decoders:
             return None
         rows = checked_keys(keys, len(self))
@@ -328,9 +331,9 @@ class Table(Format):
     def __lengths__(self) -> Lengths:
         """Returns the number of tokens of each row, from the offsets of the lists. No token is read.
 
-        Missing if no column has lists of integers, or if the offsets cannot be read without the lists (Parquet,
-        compressed or remote files). If several columns have such lists, `tokens` or `input_ids` counts, or else the
-        first.
+        A table does not have this method if no column has lists of integers, or if the offsets cannot be read without
+        the lists (in Parquet, compressed and remote files). If several columns have such lists, the column `tokens`
+        or `input_ids` is used, or else the first of them.
         """
         from penstock.formats._cells import is_tokens
 

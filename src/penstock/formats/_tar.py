@@ -217,7 +217,7 @@ class Tar(Extents):
         return sample
 
     def _left(self, left: int, value: Any, where: _Where) -> int:
-        """Subtracts the size of `value` from the `left` bytes. Raises SampleTooLarge if none are left."""
+        """Returns how many of the `left` bytes remain after `value`. Raises SampleTooLarge if none remain."""
         left -= nbytes_of(value)
         if left <= 0:
             assert self.max_sample_bytes is not None

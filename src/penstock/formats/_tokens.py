@@ -253,7 +253,7 @@ class _MappedSamples:
 
 
 class _PartlyMappedSamples:
-    """Samples of files, some of them remote. A batch is read unless all of it is memory-mapped."""
+    """The samples of several files, some of which are remote. A batch is read if part of it is not memory-mapped."""
 
     def __init__(self, tokens: Tokens, span: Span) -> None:
         self._span, self._read = span, _ReadSamples(tokens)

@@ -35,12 +35,12 @@ class LocalFolder:
         self.root = root
 
     def folders(self) -> tuple[str, ...]:
-        """Yields the paths of all files below `folder`, sorted by name, without hidden files."""
+        """Returns the names of the subfolders, sorted and without hidden ones."""
         with os.scandir(self.root) as entries:
             return tuple(sorted(each.name for each in entries if each.is_dir() and not each.name.startswith(".")))
 
     def below(self, folder: str) -> Iterator[str]:
-        """Returns the paths of all files below `folder`, sorted by name, without hidden files."""
+        """Yields the paths of all files below `folder`, sorted by name, without hidden files."""
         return files_below(self.root, folder)
 
     def has(self, path: str) -> bool:

@@ -1,4 +1,4 @@
-"""PIL images that decode a JPEG when their pixels are first used, and then only what is needed."""
+"""PIL images that decode a JPEG when their pixels are first used, and only as much of it as is needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MODES = {Image.Resampling.BILINEAR: "bilinear", Image.Resampling.BICUBIC: "bicu
 
 
 def rgb_by_pillow(file: Any) -> Image.Image:
-    """Returns what torchvision's default loader does, except that Ghostscript is never started."""
+    """Reads an image as torchvision's default loader does, except that Ghostscript is never started."""
     with Image.open(file, formats=formats()) as image:
         return image.convert("RGB")
 
@@ -29,9 +29,10 @@ def fresh(nbytes: int) -> Pixels:
 
 
 class JpegFile:
-    """The bytes of a JPEG, of which parts are decoded. Raises ValueError for a JPEG that is left to Pillow.
+    """The bytes of a JPEG, of which parts are decoded.
 
-    If it is not `exact`, parts may be decoded at a reduced size, and resized by torch.
+    The constructor raises ValueError for a JPEG that is left to Pillow. If `exact` is False, parts may be decoded at
+    a reduced size, and resized by torch.
     """
 
     def __init__(self, data: bytes, name: object, exact: bool) -> None:
@@ -59,9 +60,10 @@ class JpegFile:
         return decoded[part.upper : part.lower, part.left : part.right]
 
     def resized(self, part: Excerpt, size: tuple[int, int], resample: Any) -> Pixels | None:
-        """Decodes a part and resizes it, faster than Pillow. Returns None if pixels must be exact, or for damage.
+        """Decodes a part and resizes it, faster than Pillow does.
 
-        The part is decoded at 1/2, 1/4 or 1/8 of its size if this is still at least `size`.
+        Returns None if pixels must be exact, or if the file is damaged. The part is decoded at 1/2, 1/4 or 1/8 of its
+        size if this is still at least `size`.
         """
         mode = _MODES.get(Image.Resampling.BICUBIC if resample is None else resample)
         if self._exact or mode is None:

@@ -186,7 +186,7 @@ def _draw(count: int, name: str) -> list[float]:
 
 
 def _resized(pixels: Pixels, extent: tuple[float, float], to: Size) -> Pixels:
-    """Scales the pixels so that an extent of (height, width) gets the size `to`."""
+    """Scales the pixels by the factors that turn a region of size `extent` into one of size `to`."""
     # Bilinear interpolation uses 4 pixels for one: an axis that shrinks to less than half is averaged first.
     height, width = extent
     down, right = to[0] / height, to[1] / width
@@ -346,7 +346,10 @@ class Normalizer(NamedTuple):
             cv2.LUT(pixels, np.ascontiguousarray(self.table.T)[None], dst=out)
 
     def check_mean(self, sizes: list[Size | None]) -> None:
-        """Raises ValueError if the mean image has other channels, or none of these sizes. (No sizes: any will do.)"""
+        """Raises ValueError if the mean image has the wrong number of channels or the wrong size.
+
+        Its size must be one of `sizes`. If `sizes` holds no size, any size is allowed.
+        """
         assert self.mean_image is not None
         mean, allowed = self.mean_image.shape, [self.shape(size) for size in sizes if size]
         if (allowed and mean not in allowed) or mean[0 if self.planar else 2] != self.channels:

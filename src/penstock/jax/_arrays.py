@@ -38,11 +38,11 @@ KNOWN = MemoTable(_is_known)
 class DevicePlacer:
     """Converts each batch of a loader to `jax.Array`s.
 
-    - `sharding`: None for arrays on the default device.
-    - `batch_size`: the number of rows of the global batch, if other processes hold devices of the sharding. None if
-      this process holds all of them: a batch may then have any number of rows.
-    - `rows`: the rows of the global batch that this process makes; None for all of them.
-    - `cast`: the loader's, for Python's numbers, which workers do not convert.
+    - `sharding`: how arrays are divided among devices, or None for arrays on the default device.
+    - `batch_size`: the number of rows of the global batch. It is None if this process holds all devices of the
+      sharding: a batch may then have any number of rows.
+    - `rows`: the rows of the global batch that this process makes, or None if it makes all of them.
+    - `cast`: the loader's cast. It is used for Python's numbers, which workers do not convert.
     """
 
     def __init__(self, sharding: Any, batch_size: int | None, rows: LocalRows | None, cast: Cast | None) -> None:
@@ -56,7 +56,10 @@ class DevicePlacer:
         self.__dict__.update(state, _parts=MemoTable(self._parts_of))
 
     def __call__(self, batch: Any, root: NDArray[np.uint8] | None) -> Any:
-        """Returns the batch with `jax.Array`s. What a `jax.Array` cannot hold, such as text, stays as it is."""
+        """Returns the batch with `jax.Array`s.
+
+        Values that a `jax.Array` cannot hold, such as text, stay unchanged.
+        """
         leaves, spec = flatten(batch)
         at, arrays = [], []
         slab = None if root is None else root.base  # where several steps share a slab, `root` is a view itself
@@ -111,9 +114,9 @@ class DevicePlacer:
         return jax.make_array_from_callback(shape, sharding, lambda index: array[parts[_key(index)]])
 
     def _parts_of(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Any, dict[Any, Any] | None]:
-        """Returns the shape and the sharding of the global array, and for each part of it its place in ours.
+        """Returns the global array's shape and sharding, and the place of each of its parts in the local array.
 
-        The places are None if this process has made all rows: they are the same as in the global array.
+        The places are None if this process has made all rows, because they are then the same as in the global array.
         """
         sharding, whole, size = for_rank(self.sharding, len(shape)), shape, self._batch_size
         if size is not None:
@@ -146,7 +149,7 @@ _LAST = ' (and last_batch="pad" or "drop")'
 
 
 class _Unfit(Exception):
-    """An array that cannot be split. The message lacks the name of its field."""
+    """Raised for an array that cannot be split. The message does not yet name the array's field."""
 
     def __init__(self, array: Any, message: str) -> None:
         super().__init__(message)
@@ -158,5 +161,5 @@ def _key(index: tuple[slice, ...]) -> tuple[tuple[int | None, int | None], ...]:
 
 
 def _field(spec: Spec, number: int) -> str:
-    """Returns the name of a leaf, for errors."""
+    """Returns the name of a leaf, for error messages."""
     return str(Cast((), False, False).root().of(spec)[number]).capitalize()

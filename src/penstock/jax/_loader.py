@@ -58,7 +58,7 @@ class DataLoader(penstock.loader.DataLoader[_T_co]):
       batch. Each process loads only the rows that its devices hold. An array with fewer axes than the sharding is
       split along those that it has. Without a sharding, arrays are on the default device.
     - `ahead`: how many batches are put on the device before they are asked for, if workers have finished them.
-      Without workers, none. A resume state counts only the batches that you received.
+      Without workers, there are none. A resume state counts only the batches that you received.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ def _shard(shard: Any, sharding: Any) -> Any:
 
 
 def _last_batch(dataset: Any, given: dict[str, Any], sharding: Any) -> Any:
-    """Returns the default, "pad", if the end is known in advance, so that every batch has the same shape."""
+    """Returns `last_batch`. The default is "pad" if the end is known in advance, so that batches have one shape."""
     choice, by_size = given["last_batch"], given["batch_size"] is not None
     others = given["drop_last"], given["batch_sampler"] is not None, given["batch_tokens"] is not None
     if choice is not None or not by_size or any(others):

@@ -27,7 +27,7 @@ def checked(sharding: Any) -> Sharding | None:
 
 
 def for_rank(sharding: Any, ndim: int) -> Any:
-    """Returns the sharding for an array of `ndim` axes: as many of its axes, or fewer, are split in the same way."""
+    """Returns the sharding for an array of `ndim` axes. Axes that the array does not have are left out."""
     if isinstance(sharding, NamedSharding) and len(sharding.spec) > ndim:
         spec = PartitionSpec(*tuple(sharding.spec)[:ndim])
         return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
@@ -35,22 +35,22 @@ def for_rank(sharding: Any, ndim: int) -> Any:
 
 
 def parts(sharding: Any) -> int:
-    """Returns into how many parts the sharding splits the rows of a batch."""
+    """Returns the number of parts into which the sharding splits the rows of a batch."""
     rows = sharding.num_devices  # a multiple of the number of parts
     return len({index.indices(rows) for (index, *_) in for_rank(sharding, 1).devices_indices_map((rows,)).values()})
 
 
 def local_rows(sharding: Any, batch_size: int) -> LocalRows | None:
-    """Returns the rows of a global batch that this process loads, or None for all of them."""
+    """Returns the rows of a global batch that this process loads, or None if it loads all of them."""
     return rows_of_processes(sharding, batch_size)[jax.process_index()]
 
 
 def rows_of_processes(sharding: Any, batch_size: int) -> dict[int, LocalRows | None]:
-    """Returns the rows that each process with devices of the sharding loads, or None for all of them.
+    """Returns the rows that each process with devices of the sharding loads, or None if it loads all of them.
 
-    Two processes load the same rows, or have no row in common. So what depends on the rows of a process (random
-    numbers of its step, for example) is the same wherever a row is needed. If the devices of two processes hold some
-    rows in common, and others not, both processes load the rows of both.
+    Two processes load the same rows, or have no row in common. So everything that depends on the rows of a process,
+    such as the random numbers of a step, is the same wherever a row is needed. If the devices of two processes have
+    only some rows in common, both processes load the rows of both.
     """
     try:
         tiles = for_rank(sharding, 1).devices_indices_map((batch_size,))

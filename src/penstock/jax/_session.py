@@ -11,7 +11,7 @@ from penstock.jax._batch import Batch
 
 
 class JaxSession(SeedSession):
-    """A session whose engines convert each batch to `jax.Array`s, up to `ahead` batches before they are asked for."""
+    """A session whose engines convert batches to `jax.Array`s. Up to `ahead` batches are converted in advance."""
 
     def __init__(self, feed: Feed, placer: DevicePlacer, ahead: int) -> None:
         self.placer, self.ahead = placer, ahead

@@ -1,4 +1,4 @@
-"""An order that needs only a few blocks at a time, such as row groups. (A fully random order needs all of them.)"""
+"""An order that needs only a few blocks, such as row groups, at a time. A fully random order needs all of them."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ class Arrangement:
     """The blocks of one epoch, laid end to end in random order.
 
     A place is the index of a sample in this sequence. A position is the sample's index in the final order. Groups are
-    arranged as far as positions were asked for, because a mixture may begin hundreds of sources at once. A block that
-    is arranged takes 20 bytes.
+    arranged only as far as positions were requested, because a mixture may begin hundreds of sources at once. A block
+    that is arranged takes 20 bytes.
     """
 
     __slots__ = ("_blocks", "_edges", "_groups", "_key", "_known", "_last", "_parts", "_permutation")
@@ -122,7 +122,7 @@ class Arrangement:
         self._last: tuple[tuple[int, int], _GroupParts] | None = None
 
     def keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the keys at these positions. May overwrite `positions`."""
+        """Returns the keys at these positions, and may overwrite `positions`."""
         ends = positions.min(), positions.max()
         known = self._reaching(int(ends[1]))
         low, high = (known.stretches.searchsorted(ends, "right") - 1).tolist()

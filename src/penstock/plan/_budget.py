@@ -358,7 +358,7 @@ class BudgetPlan(PlacedPlan):
         return place.opens(self.windows.window, self.order.size(epoch), step)
 
     def upcoming(self, epoch: int) -> Upcoming:
-        """Returns the samples batch by batch. (Ignores that the last batches of a window are cut again.)"""
+        """Returns the samples batch by batch, as if the last batches of a window were not cut again."""
         order = _InBatches(self.windows, self.world, epoch, Place.of(self.start))
         return Upcoming(order, lambda step: order.reached(epoch, Place.of(self.consumed(epoch, step))))
 
@@ -444,7 +444,8 @@ class BudgetPlan(PlacedPlan):
 def _even(windows: BudgetWindows, widths: Int64s, parts: int, power: int) -> list[int]:
     """Cuts samples, widest first, into `parts` batches of about the same cost, within the budget.
 
-    Returns the start of each batch, and the end of the last. There are fewer batches only if there are fewer samples.
+    Returns the start of each batch, and the end of the last. There are fewer than `parts` batches only if there are
+    fewer samples than that.
     """
     least, most = 0, windows.batch_tokens * int(widths[0]) ** (power - 1)
     edges = _cut_by_cost(windows, widths, most, power, len(widths))
@@ -471,7 +472,10 @@ def _even(windows: BudgetWindows, widths: Int64s, parts: int, power: int) -> lis
 
 
 def _cut_by_cost(windows: BudgetWindows, widths: Int64s, most: int, power: int, parts: int) -> list[int]:
-    """Like `_starts`, but a batch of several samples costs at most `most`. Returns [] if `parts` are too few."""
+    """Cuts samples as `_starts` does, but a batch of several samples costs at most `most`.
+
+    Returns [] if `parts` batches are not enough.
+    """
     edges, at, n, step = [0], 0, len(widths), windows.batch_multiple
     while at < n:
         if len(edges) > parts:

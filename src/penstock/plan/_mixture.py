@@ -27,7 +27,7 @@ from penstock.plan._seeds import hashes, mix
 from penstock.plan._windows import Memo
 
 UNIT = 1 << 60
-"""Weights are integers that sum to this."""
+"""The sum of the weights, which are integers."""
 
 Stop = Literal["never", "first", "all"]
 
@@ -305,7 +305,7 @@ def _paired(array: NDArray[Any], distance: int) -> NDArray[Any]:
 class Stage(NamedTuple):
     """The weights from a position of an epoch on, until the next stage.
 
-    `given` has the number of samples that each source has given before, in this epoch. Empty if there are none.
+    `given` has the number of samples that each source has given before in this epoch. It is empty if there are none.
     """
 
     epoch: int
@@ -534,7 +534,7 @@ class MixtureOrder:
 
 @dataclass(frozen=True)
 class EqualEpochs:
-    """The order of an endless mixture, in epochs of n samples. Each epoch goes on where the last one ended.
+    """The order of an endless mixture, in epochs of n samples. Each epoch continues where the last one ended.
 
     >>> endless = MixtureOrder((3, 2), (Stage(0, 0, whole_weights([Fraction(1), Fraction(1)])),), seed=1)
     >>> epochs = EqualEpochs(endless, 4)

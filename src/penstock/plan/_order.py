@@ -96,7 +96,7 @@ ENDLESS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """0..n-1, n..2n-1 and so on, without end. With a seed, each pass over n keys is in a random order of its own.
+    """The keys 0..n-1, n..2n-1 and so on, without end. With a seed, each pass over n keys has its own random order.
 
     >>> Passes(3).at(0, np.array([0, 4, 7])).tolist()
     [0, 4, 7]

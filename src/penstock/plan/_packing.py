@@ -23,7 +23,7 @@ PACKED_TOGETHER = 100_000
 """Default number of documents in a window."""
 
 _APART = 100
-"""So many rows may become one more, so that no row has copies of a document."""
+"""One more row is allowed for each `_APART` rows, so that no row has copies of a document."""
 
 METHODS = ("best_fit", "concat")
 OVERFLOWS = ("split", "truncate", "drop", "error")
@@ -33,9 +33,9 @@ OVERFLOWS = ("split", "truncate", "drop", "error")
 class PackingFigures:
     """How well the rows of `penstock.pack` are filled, and what happened to documents that are too long.
 
-    Those of `loader.stats()` are about the window of documents that the current batch is from, for all ranks.
+    The figures in `loader.stats()` are about the window of documents that the current batch is from, for all ranks.
 
-    - `documents`, `rows`, `tokens`, `padding`: their numbers. Tokens include those that are appended (`eos`).
+    - `documents`, `rows`, `tokens`, `padding`: how many there are. Tokens include those that are appended (`eos`).
     - `split`, `truncated`, `dropped`: the numbers of these documents. `split_tokens` are all their tokens, and
       `truncated_tokens` and `dropped_tokens` those that are in no row.
     - `empty`: the number of documents without tokens.
@@ -228,7 +228,10 @@ def _listed(numbers: list[int] | tuple[int, ...]) -> str:
 
 
 def _cut(keys: Int64s, starts: Int64s, sizes: Int64s, capacity: int) -> tuple[_Placed, NDArray[np.bool_]]:
-    """Cuts documents, which begin at `starts`, at multiples of `capacity`. Also returns a mask of those cut."""
+    """Cuts documents, which begin at `starts`, at multiples of `capacity`.
+
+    Also returns a mask of the documents that were cut.
+    """
     first = starts // capacity
     counts = (starts + sizes - 1) // capacity - first + 1
     document = np.repeat(np.arange(len(keys)), counts)
@@ -312,8 +315,8 @@ def best_fit(sizes: Int64s, capacity: int, most: Mapping[int, int] = {}) -> tupl
 def most_in_a_row(sizes: Int64s, documents: Int64s) -> dict[int, int]:
     """Returns how many pieces of a size a row may have, so that copies of a document can be in different rows.
 
-    Only for the sizes that have copies. If rows have at most q of n pieces, and no document more than n / q of them,
-    then `spread` parts all copies.
+    The result has only sizes of which there are copies. If rows have at most q of n pieces, and no document more than
+    n / q of them, then `spread` separates all copies.
 
     >>> most_in_a_row(np.array([3, 3, 3, 3, 5]), np.array([7, 7, 8, 9, 6]))
     {3: 2}
@@ -367,7 +370,7 @@ def spread(rows: Int64s, documents: Int64s, sizes: Int64s) -> Int64s:
 
 
 def _spread_equal(rows: Int64s, documents: Int64s) -> Int64s:
-    """Returns new rows for pieces of one size. Each row gets as many pieces as it has."""
+    """Returns new rows for pieces of one size. Each row keeps its number of pieces."""
     numbers, room = np.unique(rows, return_counts=True)
     open_rows = list(zip((-room).tolist(), numbers.tolist(), strict=True))  # those with most room first
     heapify(open_rows)
@@ -406,7 +409,7 @@ class _FreeRows:
             ranges.append((first, count))
 
     def take(self, need: int) -> tuple[int, int, int] | None:
-        """Removes the rows that fit best. Returns their free space, the first of them and their number, or None."""
+        """Removes the rows that fit best. Returns (free space, first row, number of rows), or None if no row fits."""
         at = bisect_left(self._spaces, need)
         if at == len(self._spaces):
             return None
@@ -423,7 +426,7 @@ _WHOLE = 1 << 20
 
 
 def best_fit_by_kinds(sizes: Int64s, capacities: tuple[int, ...]) -> tuple[Int64s, int]:
-    """Like `best_fit`, for sizes of several kinds. `sizes[i]` fits into a row if it fits in every kind.
+    """Does the same as `best_fit` for sizes of several kinds. `sizes[i]` fits into a row if it fits in every kind.
 
     Sizes and rows are compared by the sum of their shares of the capacities. The largest size comes first, and goes
     to the fullest row that has room for it. The time grows with the number of rows that are not full.

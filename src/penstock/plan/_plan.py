@@ -76,7 +76,7 @@ class ComputedPlan:
 
         @property
         def first_step(self) -> int:
-            """The number of this plan's first step. Above 0 only if the plan is the rest of an epoch."""
+            """The number of this plan's first step. It is above 0 only if the plan is the rest of an epoch."""
 
     # A `Plan`.
 
@@ -99,7 +99,7 @@ class ComputedPlan:
         raise NotImplementedError
 
     def has(self, epoch: int, step: int) -> bool:
-        """True if the epoch has this step. May be much faster than `steps`."""
+        """True if the epoch has this step. This may be much faster to compute than `steps`."""
         raise NotImplementedError
 
     # Resume states.
@@ -323,7 +323,7 @@ class OrderPlan(ComputedPlan):
         return self.block_of_rows(epoch, first, last, np.arange(self._size))
 
     def block_of_rows(self, epoch: int, first: int, last: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Like `block`, but returns only the keys of these rows of each step, and computes no others."""
+        """Returns the same as `block`, but only for these rows of each step. No other keys are computed."""
         begin, end = self._position(first, epoch), self._position(last, epoch)
         starts = np.arange(begin, end, self._stride, dtype=np.int64)
         positions = (starts[:, None] + rows).ravel()
@@ -360,7 +360,7 @@ class OrderPlan(ComputedPlan):
 class Draw:
     """An iterator over the steps of an epoch, which can also take several steps at once.
 
-    With `rows`, each step has only the keys of these rows of it.
+    If `rows` is given, each step has only the keys of these rows.
 
     >>> from penstock.plan import OrderPlan, Sequential
     >>> steps = OrderPlan(Sequential(5), batch_size=2).draw(epoch=0)  # a Draw

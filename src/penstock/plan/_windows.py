@@ -104,7 +104,7 @@ MOST_RANKS = (1 << _RANKS) - 1
 
 
 class Memo(Generic[T]):
-    """Keeps the last results of a function. Threads may share it: at worst, a result is computed twice."""
+    """Keeps the most recent results of a function. Threads may share it: at worst, a result is computed twice."""
 
     def __init__(self, most: int) -> None:
         self._most, self._kept = most, dict[tuple[int, ...], T]()
@@ -125,7 +125,7 @@ class Memo(Generic[T]):
 
     @property
     def kept(self) -> Mapping[tuple[int, ...], T]:
-        """The last results by their keys, the oldest first."""
+        """The most recent results by key, oldest first."""
         return self._kept
 
     def __deepcopy__(self, memo: object) -> Memo[T]:
@@ -151,7 +151,7 @@ class Edges:
         self._of: dict[int, list[int]] = {}
 
     def find(self, epoch: int, index: int) -> tuple[int, int] | None:
-        """Returns the window that contains this index, and the index within it. None if the epoch is too short."""
+        """Returns the window that contains this index, and the index within it, or None if the epoch is too short."""
         edges = self._upto(epoch, index + 1)
         if edges[-1] <= index:
             return None
@@ -162,7 +162,7 @@ class Edges:
         return None if self._last(epoch) is None else self._upto(epoch, None)[-1]
 
     def ends_before(self, epoch: int, index: int) -> int | None:
-        """Returns the total if it is less than `index`, otherwise None. Computes no more windows than needed."""
+        """Returns the total if it is less than `index`, otherwise None. No more windows are computed than needed."""
         reached = self._upto(epoch, index)[-1]
         return reached if reached < index else None
 
@@ -421,7 +421,7 @@ class WindowPlan(PlacedPlan):
         return slices
 
     def _first_items(self, epoch: int, skip: int, count: int) -> list[tuple[ItemTable, int, int]]:
-        """Returns `count` items from the beginning of the epoch, after the first `skip`. Starts over at its end."""
+        """Returns `count` items from the epoch's beginning, after the first `skip`, and starts over at its end."""
         whole = replace(self, start=0, first_step=0) if self.start else self
         total = whole._edges.total(epoch) or 0
         slices = []

@@ -27,7 +27,7 @@ class Datum(NamedTuple):
     encoded: bool
 
     def array(self) -> NDArray[np.uint8] | NDArray[np.float32]:
-        """Returns the array, channels first. Not for a Datum with an encoded image."""
+        """Returns the array, channels first. The Datum must not have an encoded image."""
         values = np.frombuffer(self.data, np.uint8) if len(self.data) else self.floats
         return values.reshape(self.shape)
 

@@ -114,7 +114,7 @@ class RecordFile(RecordSamples):
         return [next(others) if each is None else each[1] for each in found]
 
     def _by_idx(self, file: AnyFile, access: Access) -> tuple[str, Index] | None:
-        """Returns the path of a file's `.idx` and the index in it, or None if it has none."""
+        """Returns the path and the index of a file's `.idx` file, or None if the file has none."""
         index = self._idx_of(file, access)
         if index is None:
             return None

@@ -96,9 +96,10 @@ def not_missing(found: Callable[..., T] | None, name: str = "__foresee__") -> Ca
 
 
 def from_inside(find: Callable[[Any], Any], name: str = "__foresee__", inside: str = "") -> Any:
-    """Returns a property for a method that `find` makes from the wrapped datasets. It is missing if that is None.
+    """Returns a property for a method that `find` makes from the wrapped datasets.
 
-    `find` gets the dataset or, if `inside` is given, its attribute with this name.
+    `find` gets the dataset or, if `inside` is given, its attribute with this name. If `find` returns None, the
+    dataset does not have the method.
     """
     return property(lambda outer: not_missing(find(getattr(outer, inside) if inside else outer), name))
 
@@ -119,8 +120,8 @@ class Dataset(Generic[T_co]):
     - `__foresee__(forecast)`, if defined, is told which keys a loader will ask for (docs/cache.md).
     - `__fingerprint__() -> str`, if defined, returns a text that is kept in resume states (docs/resume.md).
     - `__lengths__() -> array`, if defined, returns the length of each sample, such as its number of tokens.
-    - `map`, `filter`, `select`, `concat` (or `a + b`), `zip`, `repeat`, `shuffle` and `with_lengths` return datasets
-      that are made of this one (docs/datasets.md). A subclass may use these names for something else.
+    - `map`, `filter`, `select`, `concat` (or `a + b`), `zip`, `repeat`, `shuffle` and `with_lengths` return new
+      datasets based on this one (docs/datasets.md). A subclass may use these names for something else.
 
     >>> class Squares(Dataset[int]):
     ...     def __getitem__(self, key: int) -> int:
@@ -150,9 +151,9 @@ class Dataset(Generic[T_co]):
     def map(
         self, fn: Callable[..., T], *, with_key: bool = False, keeps_lengths: bool = False
     ) -> _stages.MappedDataset[T]:
-        """Returns the dataset whose sample for a key is `fn(sample)`, or `fn(sample, key)` if `with_key` is True.
+        """Returns a dataset of the results of `fn(sample)`, or of `fn(sample, key)` if `with_key` is True.
 
-        `fn` is called each time that a sample is read, in the worker that reads it, and may use `penstock.rng()`.
+        `fn` is called every time a sample is read, in the worker that reads it, and may use `penstock.rng()`.
         Pass `keeps_lengths=True` if `fn` does not change the lengths that `__lengths__()` returns.
 
         >>> import penstock
@@ -268,7 +269,7 @@ def _stages_of(dataset: object, method: str) -> Any:
 
 
 def mistaken(given: Any) -> str | None:
-    """Returns the rest of a message about a path or class given as a dataset, or None if it is neither."""
+    """Returns the rest of an error message if a path or a class was given as a dataset, otherwise None."""
     if isinstance(given, (str, os.PathLike)):
         path = os.fspath(given)
         return f"is a path, {path!r}. penstock.open({path!r}) makes a dataset of the files there."
@@ -278,7 +279,7 @@ def mistaken(given: Any) -> str | None:
 
 
 def mistaken_keys(given: Any) -> str | None:
-    """Returns the rest of a message about a dict or table given as a dataset, whose keys do not fit, or None."""
+    """Returns the rest of an error message for a dict or table whose keys do not fit, or None for other datasets."""
     kind = type(given).__name__
     if isinstance(given, Mapping) and isinstance(next(iter(given), 0), str):
         return (
@@ -314,8 +315,8 @@ class IterableDataset(Dataset[T_co]):
     let `__iter__` yield light items (a path, an offset) and define `load(item)`. The workers then call `load` in
     parallel, and the order stays the same.
 
-    `a + b` chains two streams, and `map`, `filter`, `batch` and `shuffle` return streams that are made of this one
-    (docs/datasets.md). Those can be resumed exactly if this one can.
+    `a + b` chains two streams, and `map`, `filter`, `batch` and `shuffle` return new streams based on this one
+    (docs/datasets.md). They can be resumed exactly if this stream can.
     """
 
     def __iter__(self) -> Iterator[T_co]:
@@ -407,7 +408,10 @@ class ConcatDataset(Dataset[T_co]):
 
     @property
     def __gather__(self) -> Callable[[Any, Any], Any]:
-        """Gathers a batch if all of its samples are in one dataset. Missing if no dataset has `__gather__`."""
+        """Gathers a batch if all of its samples are in one dataset.
+
+        The attribute is missing if no dataset has `__gather__`.
+        """
         if not any(method_of(dataset, "__gather__") for dataset in self.datasets):
             raise AttributeError("no dataset inside has __gather__")
         return self._gather
@@ -534,7 +538,7 @@ class Subset(Dataset[T_co]):
 
     @property
     def __gather__(self) -> Callable[[Any, Any], Any]:
-        """Gathers from the wrapped dataset (see `ArrayDataset`). Missing if it has no `__gather__`."""
+        """Gathers a batch from the wrapped dataset. The attribute is missing if that dataset has no `__gather__`."""
         gather = method_of(self.dataset, "__gather__")
         if gather is None:
             raise AttributeError(f"a {type(self.dataset).__name__} has no __gather__")
@@ -546,13 +550,16 @@ class Subset(Dataset[T_co]):
 
     @property
     def __views__(self) -> Views:
-        """Missing if the wrapped dataset has no `__views__`."""
+        """Returns views of samples. The attribute is missing if the wrapped dataset has no `__views__`."""
         views: Views = not_missing(method_of(self.dataset, "__views__"), "__views__")
         return lambda keys: views(self._underlying(keys))
 
     @property
     def blocks(self) -> NDArray[np.int64]:
-        """The first key of each block, and the end of the last. Missing if the indices are not sorted by block."""
+        """The first key of each block, and the end of the last block.
+
+        The attribute is missing if the indices are not sorted by block.
+        """
         return in_sequence(blocks_of_subset(self).outer, "indices")
 
     __foresee__ = from_inside(foresee_of_subset)

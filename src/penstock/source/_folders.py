@@ -1,4 +1,4 @@
-"""Finds the files below a folder, also through links, and lists the suffixes of picture files.
+"""Finds the files below a folder, following links, and lists the suffixes of picture files.
 
 It imports no other package, so that `ImageFolder`, `Tar` and `penstock.open` all use the same suffixes.
 """

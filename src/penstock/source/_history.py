@@ -42,7 +42,7 @@ class _Unread:
 class WeightsFrom(NamedTuple):
     """The weights of a mixture from a position of an epoch on.
 
-    `given` is that of the `Stage`. In a state of an older version, it is None: the counts were not saved.
+    `given` has the same meaning as in `Stage`. It is None in a state of an older version, which has no counts.
     """
 
     epoch: int
@@ -53,7 +53,7 @@ class WeightsFrom(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class WeightHistory:
-    """The weights of a mixture in one loader, from the first position to the last change. It never changes itself."""
+    """The weights of a mixture in one loader, from the first position to the last change. The object is immutable."""
 
     mixture: MixtureDataset
     stages: tuple[WeightsFrom, ...]
@@ -109,7 +109,7 @@ class WeightHistory:
 
     @cached_property
     def _whole(self) -> tuple[Stage, ...]:
-        """The stages with integers as weights. Those of 500 sources take 2 ms to compute."""
+        """The stages with integer weights. Computing them takes 2 ms for 500 sources."""
         of = self.mixture
         return tuple(
             Stage(*of.place(*stage[:2]), of.shares(stage.weights), stage.given or ()) for stage in self.stages
@@ -141,7 +141,7 @@ class WeightHistory:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], seed: int) -> WeightHistory | None:
-        """Returns the history of a state, of sources without data. None if the order depends on blocks."""
+        """Returns the history in a state, whose sources have no data, or None if the order depends on blocks."""
         if state.get("blocks"):
             return None
         try:
@@ -158,7 +158,7 @@ class WeightHistory:
     def loaded(self, state: Mapping[str, Any], seed: int) -> WeightHistory:
         """Returns the history that a state describes. Raises StateError if it belongs to a different mixture.
 
-        The seed is the loader's.
+        `seed` is the loader's seed.
         """
         mixture = self.mixture
         try:

@@ -74,7 +74,7 @@ class MixtureDataset(Dataset[Any]):
         return self.stop == "never"
 
     def __len__(self) -> int:
-        """Raises TypeError. Samplers of other libraries would take a length for the end of the keys."""
+        """Raises TypeError, because samplers of other libraries would mistake a length for the end of the keys."""
         raise TypeError(
             "a mixture has no len(), because its keys are no positions. len(loader) is the number of batches; for "
             "torch's own DataLoader use penstock.torch.DataLoader with seed=."
@@ -120,7 +120,10 @@ class MixtureDataset(Dataset[Any]):
 
     @property
     def __gather__(self) -> Callable[[Any, Any], Any]:
-        """Gathers from all sources. Missing if a source has no `__gather__`, or if samples get a `field`."""
+        """Gathers a batch from all sources.
+
+        The attribute is missing if a source has no `__gather__`, or if a `field` is added to the samples.
+        """
         if self.field is not None:
             raise AttributeError("a mixture that adds a field to its samples has no __gather__")
         gathers = [not_missing(method_of(source, "__gather__"), "__gather__") for source in self.sources]
@@ -143,7 +146,10 @@ class MixtureDataset(Dataset[Any]):
 
     @property
     def __views__(self) -> Views:
-        """Missing if a source has no `__views__`, or if samples get a `field`."""
+        """Returns views of samples of all sources.
+
+        The attribute is missing if a source has no `__views__`, or if a `field` is added to the samples.
+        """
         if self.field is not None:
             raise AttributeError("a mixture that adds a field to its samples has no __views__")
         return partial(self._views, [not_missing(method_of(each, "__views__"), "__views__") for each in self.sources])
@@ -165,7 +171,10 @@ class MixtureDataset(Dataset[Any]):
 
     @property
     def __lengths__(self) -> Lengths:
-        """Returns lengths for one pass over each source: key k has entry k % n. Missing if a source has none."""
+        """Returns the lengths for one pass over each source: key k has entry k % n.
+
+        The attribute is missing if a source has no lengths.
+        """
         return not_missing(lengths_within(self), "__lengths__")
 
     def names_of(self, keys: Any) -> list[str]:
@@ -186,7 +195,10 @@ class MixtureDataset(Dataset[Any]):
         return self.order(seed, window, (Stage(0, 0, self.shares(self.weights)),))
 
     def order(self, seed: int, window: int, stages: tuple[Stage, ...]) -> MixtureOrder | EqualEpochs:
-        """Returns the order of the keys. If the mixture has a seed of its own, it replaces the loader's seed."""
+        """Returns the order of the keys.
+
+        If the mixture has a seed of its own, that seed replaces the loader's seed.
+        """
         blocks = tuple(map(_grouping, self.sources)) if self.shuffled else ()
         own = seed if self.seed is None else self.seed
         labels = tuple(map(_label, self.names))
@@ -206,7 +218,7 @@ class MixtureDataset(Dataset[Any]):
         return self.shuffled and any(_grouping(source) is not None for source in self.sources)
 
     def set_tokens(self, tokens: Mapping[str, int]) -> None:
-        """Sets the numbers of tokens of sources whose lengths are not at hand."""
+        """Sets the numbers of tokens of sources whose lengths are not available."""
         self._tokens.update(tokens)
 
     def counts_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -293,7 +305,10 @@ class MixtureDataset(Dataset[Any]):
         return part, inside - self._firsts[part]
 
     def _divided(self, keys: Any) -> list[tuple[int, list[int], list[int]]]:
-        """Groups the keys by source. Returns each source's number, the rows of its samples, and their keys in it."""
+        """Groups the keys by source.
+
+        Returns (number of the source, rows of its samples, their keys in the source).
+        """
         part, index = self._parts(_checked_keys(keys))
         rows = part.argsort(kind="stable")
         parts = part[rows]
@@ -391,7 +406,7 @@ def _checked_keys(keys: Any) -> NDArray[np.int64]:
 
 
 def _woven(parts: Sequence[tuple[list[int], Any]], size: int, empty: Any) -> Any:
-    """Merges batches, each given with its rows in the result. NotImplemented if fields or dtypes differ."""
+    """Merges batches, each given with its rows in the result. Returns NotImplemented if fields or dtypes differ."""
     batches = [batch for _, batch in parts]
     kinds = set(map(type, batches))
     if len(kinds) > 1:

@@ -273,7 +273,7 @@ def fingerprint_of(dataset: Any) -> str | None:
 
 
 def foresee_of(dataset: Any) -> Foresee | None:
-    """Returns a function that passes a forecast to the dataset or its wrapped datasets. None if none accepts it."""
+    """Returns a function that passes a forecast to the dataset or its wrapped datasets, or None if none takes it."""
     match _kind(dataset, "__foresee__"):
         case "Subset":
             return foresee_of_subset(dataset)
@@ -397,7 +397,7 @@ def _or_none(blocks: Callable[..., InnerBlocks], *args: Any) -> InnerBlocks | No
 # Lengths.
 
 TOKENS = ("tokens", "input_ids")
-"""The fields of a sample that hold its tokens. Without these, it is the first field with integers along one axis."""
+"""The fields that may hold the tokens of a sample. If it has neither, the first field with integers does."""
 
 
 def lengths_within(dataset: Any) -> Lengths | None:
@@ -439,7 +439,7 @@ def _lengths_in_turn(parts: Sequence[Any]) -> NDArray[np.int64]:
 
 
 def pass_of(dataset: Any) -> int | None:
-    """Returns the number of samples in one pass if larger keys repeat them (endless dataset, mixture), or None."""
+    """Returns the number of samples in one pass of an endless dataset or a mixture, or None for other datasets."""
     match _kind(dataset, "endless"):
         case "SameKeys":
             return pass_of(dataset.dataset)

@@ -170,7 +170,10 @@ class PackedRows(Dataset[dict[str, Array]]):
 
     @property
     def names_of(self) -> Callable[[Sequence[Any]], list[tuple[Any, ...]]]:
-        """Returns the names of the sources in each row, one per document. Missing if documents have no `names_of`."""
+        """Returns the names of the sources in each row, one per document.
+
+        The attribute is missing if the documents have no `names_of`.
+        """
         names = method_of(self.documents, "names_of")
         if names is None:
             raise AttributeError(f"{type(self.documents).__name__} has no names_of")
@@ -292,7 +295,7 @@ class _Documents(NamedTuple):
 
 
 class _RowMaker:
-    """Makes rows from documents that were read."""
+    """Makes rows from documents that have already been read."""
 
     def __init__(self, how: Packing, tables: Sequence[LengthTable]) -> None:
         self._how, self._tables = how, tables
@@ -300,7 +303,7 @@ class _RowMaker:
         self._zeros = np.zeros_like(self._counting)
 
     def opened(self, keys: list[int], samples: list[Any]) -> _Documents:
-        """Returns the fields to pack, tokens first. Raises if a length is not as planned."""
+        """Returns the fields to pack, tokens first. Raises an error if a length is not as planned."""
         lengths = list(zip(*self._planned(keys), strict=True))
         found = {
             key: self._opened(key, sample, given) for key, sample, given in zip(keys, samples, lengths, strict=True)
@@ -316,7 +319,10 @@ class _RowMaker:
         return [table.of(np.array(keys, np.int64)).tolist() for table in self._tables]
 
     def alike(self, keys: list[int], arrays: dict[str, list[Array]]) -> _Documents | None:
-        """Like `opened`, but in bulk, for documents with these arrays. Returns None if they differ or are wrong."""
+        """Does the same as `opened`, but in bulk, for documents with these arrays.
+
+        Returns None if the documents differ, or if one of them is wrong.
+        """
         if any(len({(each.dtype, each.ndim, each.shape[1:]) for each in column}) > 1 for column in arrays.values()):
             return None
         arrays = {name: column for name, column in arrays.items() if _numbers(column[0]) is not None}
@@ -370,7 +376,7 @@ class _RowMaker:
             )
 
     def _check_fields(self, documents: dict[int, _Fields], samples: dict[int, Any]) -> None:
-        """Raises if only some of the documents have a field with one element for each token."""
+        """Raises an error if only some of the documents have a field with one element for each token."""
         first: dict[str, int] = {}
         for key, fields in documents.items():
             for name, (kind, _) in fields.items():
@@ -425,7 +431,10 @@ class _RowMaker:
     def columns(
         self, rows: list[list[Part]], documents: _Documents, empty: Empty, single: bool = False
     ) -> dict[str, Array]:
-        """Returns the fields of these rows, in memory from `empty`. With `single`, the one row has no row axis."""
+        """Returns the fields of these rows, in memory from `empty`.
+
+        If `single` is True, there is only one row, and the arrays have no row axis.
+        """
         form = self.form(rows[0], documents)
         capacities = self._how.capacities
         ours = [(name, (capacities[kind], *shape), dtype) for name, (kind, shape, dtype) in form.items()]
@@ -505,7 +514,10 @@ class _RowMaker:
         return np.array([eos], values.dtype)
 
     def _fill_units(self, out: Array, numbers: Array, row: list[Part], values: dict[int, Array]) -> int:
-        """Writes the elements of another kind of cost (such as images) and their segments. Returns the end."""
+        """Writes the elements of another kind of cost (such as images) and their segments.
+
+        Returns the index after the last element.
+        """
         at = 0
         for number, (key, _, _) in enumerate(row, 1):
             units = values.get(key)

@@ -1,7 +1,7 @@
 """The datasets that the methods of `Dataset` return: `map`, `filter`, `select`, `repeat`, `shuffle`, `with_lengths`.
 
-`Subset`, `ConcatDataset` and `StackDataset`, which other methods return, are in `_dataset.py`. How keys map to those
-of the wrapped datasets is in `_nested.py`.
+`Subset`, `ConcatDataset` and `StackDataset`, which other methods return, are in `_dataset.py`. `_nested.py` maps
+keys to keys of the wrapped datasets.
 
 Special methods that a stage passes on (`__getitems__`, `__gather__`, `__foresee__`, `__lengths__`) are properties,
 which are missing (AttributeError) if the wrapped dataset lacks the method.
@@ -60,7 +60,7 @@ _survey: Survey | None = None
 
 
 def survey_by(survey: Survey) -> None:
-    """Sets the function that reads all samples in parallel: it uses a loader, which this package cannot import."""
+    """Sets the function that reads all samples in parallel with a loader, which this package cannot import."""
     global _survey
     _survey = survey
 
@@ -119,7 +119,7 @@ def mix(
       see `Dataset.with_lengths`.
     - `stop`: "never" for a mixture without end; "first" if an epoch ends when the first source has given all of its
       samples; "all" if it ends when every source has done so (shorter sources repeat until then). If it is a number,
-      an epoch has this number of samples, and the next epoch goes on where it ended.
+      an epoch has this number of samples, and the next epoch continues where it ended.
     - `shuffle`: if False, each source is read in its own order.
     - `seed`: the loader's seed if None.
     - `field`: the name of a field that is added to each sample, with the name of its source. Samples must be dicts.
@@ -157,7 +157,10 @@ def noted(error: Exception, note: str) -> Exception:
 
 
 def passed(name: str, inside: str = "dataset") -> Any:
-    """Returns a property that forwards an attribute of the wrapped dataset, and is missing if that has none."""
+    """Returns a property that forwards an attribute of the wrapped dataset.
+
+    The property raises AttributeError if the wrapped dataset does not have the attribute.
+    """
 
     def get(self: Any) -> Any:
         inner = getattr(self, inside)
@@ -203,7 +206,10 @@ class SameKeys(Dataset[T_co]):
 
     @property
     def blocks(self) -> NDArray[np.int64]:
-        """The first key of each block, and the end of the last. Missing if the wrapped dataset has no blocks."""
+        """The first key of each block, and the end of the last block.
+
+        The attribute is missing if the wrapped dataset has no blocks.
+        """
         return in_sequence(grouping_of(self.dataset), "dataset")
 
     __foresee__ = from_inside(foresee_of, inside="dataset")
@@ -240,7 +246,10 @@ class MappedDataset(SameKeys[T_co]):
 
     @property
     def __getitems__(self) -> Callable[[Sequence[Any]], list[Any]]:
-        """Reads all samples, then calls the function for each. Missing if the dataset has no `__getitems__`."""
+        """Reads all samples, then calls the function for each.
+
+        The attribute is missing if the wrapped dataset has no `__getitems__`.
+        """
         if not method_of(self.dataset, "__getitems__"):
             raise AttributeError(f"{type(self.dataset).__name__} has no __getitems__")
         return self._get_many
@@ -253,7 +262,7 @@ class MappedDataset(SameKeys[T_co]):
 
     @property
     def __lengths__(self) -> Lengths:
-        """Returns the length of each sample. Missing unless `keeps_lengths` is True."""
+        """Returns the length of each sample. The attribute is missing unless `keeps_lengths` is True."""
         return not_missing(lengths_within(self.dataset) if self.keeps_lengths else None, "__lengths__")
 
     def _applied(self, sample: Any, key: Any) -> Any:
@@ -383,7 +392,10 @@ class RepeatedDataset(Dataset[T_co]):
 
     @property
     def blocks(self) -> NDArray[np.int64]:
-        """The blocks of all passes. Missing if the wrapped dataset has no blocks, or is repeated without end."""
+        """The blocks of all passes.
+
+        The attribute is missing if the wrapped dataset has no blocks, or if it is repeated without end.
+        """
         return in_sequence(grouping_of(self), "dataset")
 
     __foresee__ = from_inside(foresee_of)

@@ -1,8 +1,8 @@
 """The streams that the methods of `IterableDataset` return: `map`, `filter`, `batch` and `shuffle`.
 
-Each reads another stream, one item after the other, and can be resumed exactly where that stream can: its state is
-the state of that stream and what is needed beside it. If that stream has no state, neither has the stage, and a
-loader resumes by reading from the beginning.
+Each reads another stream, one item after the other, and can be resumed exactly where that stream can: its state
+includes the state of that stream. If that stream has no state, neither has the stage, and a loader resumes by reading
+from the beginning.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class WrappedStream(IterableDataset[T_co]):
 
     @property
     def load(self) -> Callable[[Any], Any]:
-        """A function that makes a sample from an item. Missing if the wrapped stream has no `load`."""
+        """A function that makes a sample from an item. The attribute is missing if the stream has no `load`."""
         load: Callable[[Any], Any] | None = getattr(self.dataset, "load", None)
         if load is None:
             raise AttributeError(f"{type(self.dataset).__name__} has no load")
@@ -270,7 +270,7 @@ class ShuffledStream(WrappedStream[T_co]):
             inner = inner.dataset
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the number of the next pass. Has no effect in a loader that uses penstock's seed."""
+        """Sets the number of the next pass. This has no effect in a loader that uses penstock's seed."""
         self.epoch = epoch
 
     def _reader(self, mark: Mark | None, start: Mark) -> ShuffledReader:

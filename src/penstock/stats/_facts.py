@@ -82,12 +82,12 @@ class Facts:
 
     @cached_property
     def waited(self) -> float:
-        """Seconds that the loop waited for data after the workers had started."""
+        """The time in seconds that the loop waited for data after the workers had started."""
         return max(0.0, self.period.waits.total - self.starting)
 
     @cached_property
     def whole(self) -> float:
-        """Seconds that the loop waited or worked after the workers had started."""
+        """The time in seconds that the loop waited or worked after the workers had started."""
         return max(1e-9, self.waited + self.period.works.total)
 
     @property
@@ -96,7 +96,7 @@ class Facts:
 
     @property
     def usual_waits(self) -> float:
-        """Seconds that the loop would have waited if every wait had been as long as the median."""
+        """The time in seconds that the loop would have waited if every wait had been as long as the median."""
         return self.period.waits.median * self.period.batches
 
     # The workers.
@@ -106,12 +106,12 @@ class Facts:
 
     @cached_property
     def busy(self) -> float:
-        """Seconds of work, summed over workers, or the loop's own loading time if there are no workers."""
+        """The time of work in seconds, summed over workers. Without workers, it is the loop's own loading time."""
         return max(1e-9, self._sum("busy") or (0.0 if self.workers else self.waited))
 
     @cached_property
     def present(self) -> float:
-        """Seconds that workers worked or waited, summed over workers."""
+        """The time in seconds that workers worked or waited, summed over workers."""
         return self.busy + self._sum("waited_task", "waited_room")
 
     @property
@@ -162,7 +162,7 @@ class Facts:
 
     @property
     def delayed(self) -> float:
-        """Seconds that workers were ready to compute but had no processor, summed over workers."""
+        """The time in seconds that workers were ready to compute but had no processor, summed over workers."""
         return self._sum("delayed")
 
     @property
@@ -193,7 +193,7 @@ class Facts:
 
     @property
     def only_wants_cpu(self) -> bool:
-        """True if workers mostly computed or waited for a processor. (Other figures may show them as idle.)"""
+        """True if workers mostly computed or waited for a processor, even if other figures show them as idle."""
         computed = self.delayed + self._sum("cpu")
         return not self.elsewhere and self.delayed >= 0.25 * self.present and computed >= 0.75 * self.present
 

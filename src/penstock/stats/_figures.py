@@ -288,7 +288,7 @@ class BudgetFigures:
 
     The figures are those of all batches that are cut together with the current batch, for all ranks.
 
-    - `batches`, `samples`, `tokens`: their numbers, without padding.
+    - `batches`, `samples`, `tokens`: how many there are, without padding.
     - `padding`: the share of padding in the batches, from 0 to 1.
     - `used`: the share of the budget that the batches use, padding included, from 0 to 1.
 
@@ -315,7 +315,7 @@ class SourceFigures:
     - `asked`, `share`: its present weight as a share, and its share of the samples, from 0 to 1.
     - `samples`: the number of samples. `passes`: how often it was read, such as 1.5 for one and a half times.
     - `tokens`, `token_share`: the tokens of these samples, estimated from the mean length of the source's samples,
-      and their share. None if the lengths of a source are not known.
+      and their share. Both are None if the lengths of a source are not known.
 
     >>> import penstock
     >>> data = penstock.mix({"a": range(90), "b": range(90)}, {"a": 2, "b": 1}, stop=60)

@@ -100,7 +100,7 @@ class Turns:
         self._ended: tuple[int, int] | None = None  # the number of epochs and batches when the last epoch ended
 
     def due(self, now: float) -> list[StatsHook]:
-        """Returns the hooks whose time has come. Takes less than a microsecond if there are no hooks."""
+        """Returns the hooks whose time has come. This takes less than a microsecond if there are no hooks."""
         if not _hooks:
             return []
         return [hook for hook in _hooks.copy() if now >= self._next.setdefault(hook, now + hook.every)]
@@ -110,7 +110,10 @@ class Turns:
             self._call(hooks, now, stats())
 
     def epoch_ended(self, now: float, stats: Callable[[], Stats]) -> None:
-        """Calls all hooks with `stats()`, and logs a line. Once per epoch: `next()` may be called after its end."""
+        """Calls all hooks with `stats()`, and logs a line.
+
+        This is done once per epoch, although `next()` may be called again after the epoch's end.
+        """
         logs = _logger_is_on()
         if _hooks or logs:
             figures = stats()

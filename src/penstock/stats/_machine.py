@@ -17,8 +17,8 @@ from penstock.stats._figures import Machine
 def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Path = Path("/")) -> Machine:
     """Returns the resources that this process and its workers may use, and how much limits slow them down.
 
-    Takes 0.2 ms. `workers` has the ids of the workers' processes or threads. `throttled_before` is the result of
-    `throttled` at the start of the measurement. `/proc` and `/sys` are looked up under `root`.
+    The call takes 0.2 ms. `workers` has the ids of the workers' processes or threads. `throttled_before` is the
+    result of `throttled` at the start of the measurement. `/proc` and `/sys` are looked up under `root`.
     """
     workers = list(workers)
     processes: list[int | str] = ["self", *workers]

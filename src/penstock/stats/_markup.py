@@ -93,7 +93,7 @@ def scale(most: float) -> list[float]:
 
 
 def whole_scale(most: int) -> list[float]:
-    """Like `scale`, but for counts: if `most` is at most 4, there is a label at every integer."""
+    """Does the same as `scale` for counts: if `most` is at most 4, there is a label at every integer."""
     return scale(most) if most > 4 else [float(i) for i in range(max(most, 1) + 1)]
 
 

@@ -49,7 +49,7 @@ PARTS = (
 
 
 def thinned(history: Sequence[Moment]) -> list[Moment]:
-    """Returns BEGINNING and up to MOST_MOMENTS evenly spaced moments, including the last; [] if there are none."""
+    """Returns BEGINNING and up to MOST_MOMENTS evenly spaced moments, including the last, or [] for no history."""
     step = math.ceil(len(history) / MOST_MOMENTS) or 1
     return [BEGINNING, *history[::-1][::step][::-1]] if history else []
 
@@ -83,7 +83,7 @@ def tiles(found: Facts) -> str:
 
 
 def _large(value: str) -> str:
-    """Returns a text such as `25.9 MB/s` or `2 min 05 s` as HTML, with large numbers and small units."""
+    """Returns a text such as `25.9 MB/s` or `2 min 05 s` as HTML, with the units in smaller type than the numbers."""
     pairs = re.findall(r"(<?\d[\d.,]*) ?([^\d<]*)", value)
     shown = " ".join(f"{escape(number)}<span>{unit.strip()}</span>" for number, unit in pairs)
     return shown or f"<span>{value}</span>"
@@ -105,7 +105,7 @@ def _over_time(
 
 
 def _edges(moments: Sequence[Moment]) -> list[tuple[float, float]]:
-    """Returns (left, right), from 0 to 1, of each interval, which shows the values of its later moment."""
+    """Returns the edges (left, right) of each interval, from 0 to 1. An interval shows its later moment's values."""
     whole = moments[-1].at or 1.0
     return [(before.at / whole, after.at / whole) for before, after in pairwise(moments)]
 

@@ -42,7 +42,7 @@ def to_text(stats: Stats) -> bytes:
 
 
 def _figures_in(kind: type) -> dict[str, tuple[type, bool]]:
-    """Returns the fields that hold figures themselves: their class, and True for a tuple of them."""
+    """Returns the class of each field that holds figures itself, and whether the field is a tuple of them."""
     found = {}
     for name, hint in get_type_hints(kind).items():
         for part in get_args(hint) or (hint,):
@@ -74,7 +74,10 @@ def _plain(figures: Any) -> dict[str, Any]:
 
 
 def _table(figures: Sequence[Any]) -> list[Any]:
-    """Packs figures into a list: field names, then the values of each object. Shorter and faster than dicts."""
+    """Packs figures into a list: field names, then the values of each object.
+
+    This is shorter than dicts and faster.
+    """
     if not figures:
         return []
     kind = type(figures[0])

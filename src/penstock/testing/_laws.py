@@ -53,7 +53,10 @@ class BrokenLaw(AssertionError):
 
 
 def check_each(suite: type[Any], only: str) -> list[str]:
-    """Checks the laws whose names contain `only`. Returns those skipped, with reasons. Raises BrokenLaw."""
+    """Checks the laws whose names contain `only`, and raises BrokenLaw if one of them is broken.
+
+    Returns the laws that were skipped, with the reasons.
+    """
     broken: list[BaseException] = []
     skipped: list[str] = []
     for name in sorted(name for name in dir(suite) if name.startswith("test_") and only in name):
@@ -94,7 +97,10 @@ def law(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class Stated:
-    """The base class of suites of laws. A law is a test method whose name, after `test_`, is a sentence."""
+    """Base class for test suites that consist of laws.
+
+    A law is a test method whose name, after `test_`, is a sentence.
+    """
 
     def __init_subclass__(cls) -> None:
         for name, value in list(vars(cls).items()):
@@ -119,7 +125,7 @@ class Laws(Stated):
             worker.join(10)
 
     def nothing_is_left(self) -> None:
-        """Checks that no worker, file or memory is left. Called after each law, when all loaders are closed."""
+        """Checks that no worker, file or memory is left. This is done after each law, when all loaders are closed."""
 
     def setup_method(self) -> None:
         self._made = ExitStack()

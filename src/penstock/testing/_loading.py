@@ -28,7 +28,7 @@ _ROWS = np.arange(230, dtype=np.int32).reshape(46, 5)
 
 
 def _bundled_or_not(law: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Checks the law with one step in each task, and again with bundles."""
+    """Runs a law twice: with one step in each task, and with bundles of several steps."""
 
     @functools.wraps(law)
     def checked(self: Any) -> None:
@@ -220,7 +220,10 @@ class LoaderLaws(Laws):
         self._with_losses(Numbers(200), 3, 9, 20, 30, resize=True, **_SHUFFLED)
 
     def _with_losses(self, dataset: Any, *steps: int, resize: bool = False, **given: Any) -> None:
-        """Checks that killed workers do not change the batches. With `resize`, the number of workers changes, too."""
+        """Checks that killed workers do not change the batches.
+
+        If `resize` is True, the number of workers changes, too.
+        """
         self.needs("workers", "loses_workers")
 
         def lose(loader: Any, step: int) -> None:

@@ -33,14 +33,15 @@ def assert_same_everywhere(
     epochs: int = 1,
     steps: int | None = None,
 ) -> None:
-    """Asserts that a loader gives the same batches with all these settings as without workers, byte for byte.
+    """Asserts that a loader gives the same batches, byte for byte, with each of several settings.
 
-    `make_loader(**settings)` must make a new loader in each call, and should pass `seed=` to the loader. By default,
-    the settings are `EVERYWHERE`: a second run without workers, then threads, then one, two and three processes (on
-    Linux).
+    The batches are compared with those of the loader without workers. `make_loader(**settings)` must make a new
+    loader on each call, and should pass `seed=` to the loader. By default, the settings are `EVERYWHERE`: a second
+    run without workers, then threads, then one, two and three processes (on Linux).
+
     Threads share the generators of `random` and `numpy.random`, so a dataset that draws from these generators fails
     with threads, while a dataset that draws from `penstock.rng()` does not. Threads are left out if `make_loader`
-    does not support them, as with loaders of penstock.torch.
+    does not support them, which is the case for the loaders of penstock.torch.
 
     The batches of the run without workers are kept in memory for the comparison. `steps` limits the number of batches
     that are read in each epoch.
@@ -61,7 +62,7 @@ def assert_same_everywhere(
 
 
 def _compare(found: Iterable[_Named], expected: list[_Named], given: str, plain: str, by: str) -> None:
-    """Asserts that two sequences of (name, value) pairs are equal. The other arguments are for messages."""
+    """Asserts that two sequences of (name, value) pairs are equal. The other arguments are parts of messages."""
     for wanted, one in zip_longest(expected, found):
         if one is None:
             raise AssertionError(f"{given}: the stream ends before {wanted[0]}.")
@@ -131,7 +132,10 @@ def assert_resumes_everywhere(
 
 
 def _states(loader: Any, steps: int | None) -> Iterator[tuple[str, int, int, Any]]:
-    """Yields states before, in and after an epoch: (description, epoch to resume, batches done in it, state)."""
+    """Yields states from before, during and after an epoch.
+
+    Each item is (description, epoch to resume, number of batches already read in that epoch, state).
+    """
     yield "before the first batch", 0, 0, _state(loader)
     done = 0
     for done, _ in enumerate(islice(loader, steps), 1):

@@ -282,7 +282,7 @@ class SimulatedBackend(Backend):
         return None if task is None else Action("claim", worker.id, task.step)
 
     def _task(self, worker: _SimulatedWorker, kind: str) -> Task | None:
-        """Returns the task for a worker's next action of this kind, or None. For "fill", it has only one step."""
+        """Returns the task for a worker's next action of this kind, or None. For "fill", the task has one step."""
         if worker.posted is None:
             return self._next_task(worker.seat) if kind == "claim" else None
         return worker.posted.current() if kind == "fill" else worker.posted.task

@@ -1,4 +1,4 @@
-"""Datasets for tests: for the laws of backends, and datasets that fail at given keys."""
+"""Datasets for tests: some for the laws of backends, and some that fail at given keys."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import penstock
 
 
 class Planned:
-    """What a penstock loader with these settings would read.
+    """A sampler of the keys that a penstock loader with these settings would read.
 
     Each pass is the next epoch, unless `set_epoch` sets another one. The torch loader plans its batches by itself. It
     passes this sampler to torch's constructor, so that a framework sees an ordinary loader, and may wrap the sampler.
@@ -56,7 +56,10 @@ class PlannedKeys(Planned):
 
 
 def planned_in(loader: Any) -> Planned | None:
-    """Returns the loader's own sampler of these, which is not read, if no framework has replaced or wrapped it."""
+    """Returns the loader's `Planned` sampler, or None if it has none or if a framework has replaced or wrapped it.
+
+    This sampler is not read, because the loader plans its batches by itself.
+    """
     batches = getattr(loader, "batch_sampler", None)
     found = batches if isinstance(batches, Planned) else getattr(batches, "sampler", None)
     return found if isinstance(found, Planned) else None

@@ -41,9 +41,10 @@ SMALL = 1024
 
 
 def collate(samples: Any, empty: Empty, *, alone: bool = True) -> Any:
-    """Like torch's default_collate, but large tensors are in memory allocated by `empty`.
+    """Collates as torch's default_collate does, but large tensors are in memory allocated by `empty`.
 
-    `alone` is True without workers: torch then keeps some memory layouts, where a worker makes tensors contiguous.
+    `alone` is True if there are no workers. torch then keeps some memory layouts, whereas its workers make tensors
+    contiguous.
     """
     if not torch.empty(0).is_cpu:  # torch.set_default_device: tensors are made on that device
         return default_collate(samples)
@@ -69,7 +70,7 @@ def takes_rows(dtype: np.dtype[Any], scalars: bool) -> bool:
 
 
 def explained(samples: Any) -> Any:
-    """Like torch's default_collate, but adds to each error the name of the field, which torch leaves out."""
+    """Collates as torch's default_collate does, but adds to each error the field's name, which torch leaves out."""
     try:
         return default_collate(samples)
     except Exception as error:
@@ -89,7 +90,7 @@ def explain(error: Exception, samples: Any) -> None:
 
 @dataclass(frozen=True)
 class PadTensors:
-    """Like `penstock.pad`, but makes tensors instead of arrays. The tensors share the memory of the arrays."""
+    """Does the same as `penstock.pad`, but makes tensors instead of arrays. They share the memory of the arrays."""
 
     padding: Pad
 

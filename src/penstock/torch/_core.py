@@ -61,7 +61,7 @@ _STACKED = Stacked()
 
 
 class _TorchGenerators(Generators):
-    """Like `Generators`, but also seeds torch's global generator for each step."""
+    """Does the same as `Generators`, and also seeds torch's global generator for each step."""
 
     def seed(self, epoch: int, number: int) -> int:
         state = super().seed(epoch, number)
@@ -101,7 +101,7 @@ class SeededRunner(Runner):
         self._prepare()
 
     def _prepare(self) -> None:
-        """Discards what was found out about the dataset. Called at the start and after each change to the dataset."""
+        """Discards what was found out about the dataset, at the start and after each change to the dataset."""
         self._tensors = self._new_gather()
         if self._tensors is not None:
             # Seeding three generators takes 16 us. A batch without the user's code does not need it.
@@ -120,7 +120,7 @@ class SeededRunner(Runner):
 
 
 class _BorrowedWithTorch(Borrowed):
-    """Like `Borrowed`, but also seeds torch's global generator for one step and then restores it."""
+    """Does the same as `Borrowed`, and also seeds torch's global generator for one step and then restores it."""
 
     def __init__(self, *of: int) -> None:
         super().__init__(*of)

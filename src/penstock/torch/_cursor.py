@@ -37,7 +37,7 @@ PART = "torch"
 
 
 class CopyPosition:
-    """The position of one copy of the dataset, the caller's or a worker's: `more` batches after its last mark."""
+    """The position of the caller's or a worker's copy of the dataset: `more` batches after `mark`."""
 
     def __init__(self, mark: bytes | Mark | None = None, more: int = 0) -> None:
         self.mark = mark
@@ -241,7 +241,7 @@ class Cursor:
         return begin.steps + len(begin.beyond)
 
     def passed_inline(self, *, failed: bool) -> None:
-        """Like `passed`, but for a loader without workers."""
+        """Does the same as `passed` for a loader without workers."""
         step = self.progress.steps
         self.progress.passed(step, None if self.sampling is None else self.sampling.handed_out(step))
         if self._copies:

@@ -36,7 +36,7 @@ class TensorGather:
     """Gathers the batches of one worker. Checks once, with one sample, whether torch would stack such samples.
 
     If it returns None after `__gather__` has run (`has_run`), then code of the user may have drawn random numbers.
-    If the caller is not `seeded` and so cannot draw them again, it only gathers what runs no such code.
+    If the caller is not `seeded` and so cannot draw them again, only datasets that run no such code are gathered.
 
     If the batch is for another process (`late`), its tensors are made there.
     """

@@ -32,9 +32,10 @@ from penstock.torch._status import begun_on_penstock
 
 
 class _Unprofiled(private.BaseIterator):  # type: ignore[misc]
-    """Leaves out torch's own `__next__`, which takes 12 us for a range in a profile, also if there is no profiler.
+    """Skips torch's own `__next__`, which takes 12 us for a range in a profile, even if there is no profiler.
 
-    It is called for streams, because it warns of their length, and if the program has replaced it.
+    torch's `__next__` is still called if there is a profiler, if the program has replaced this method, and for
+    streams, because it warns of their length.
     """
 
     _cursor: Cursor
@@ -187,7 +188,10 @@ class Workers(_Unprofiled, private.WorkersIterator):  # type: ignore[misc]
 
 
 class _ClosedBatches:
-    """The batches of a closed iterator: `next()` raises. The garbage collector may close an iterator at any time."""
+    """The batches of a closed iterator, whose `next()` raises.
+
+    The garbage collector may close an iterator at any time.
+    """
 
     def __next__(self) -> Any:
         raise RuntimeError("This iterator was closed. Call iter(loader) for a new one.")

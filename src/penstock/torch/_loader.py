@@ -315,12 +315,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def skipped(self) -> list[tuple[Any, Exception]]:
         """The key and the exception of each sample that has failed in this epoch.
 
-        Empty unless `on_error=` was given.
+        The list is empty unless `on_error=` was given.
         """
         return [] if self._ours["seed"] is None else list(core_of(self).skipped)
 
     def batches(self) -> Iterator[Batch[T_co]]:
-        """Returns the batches of the next `iter()`, each with its index, epoch, step and padding. Needs `seed=`.
+        """Returns the batches of the next `iter()`, each with its index, epoch, step and padding. This needs `seed=`.
 
         The index holds the keys of the batch's samples. `pad` is the number of rows that only fill up a batch
         (`last_batch="pad"`, the default with `shard=`).
@@ -328,19 +328,19 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return _seeded(self, "batches()").batches()
 
     def commit(self, batch: Batch[T_co]) -> None:
-        """Records that a batch of `batches()` was used, as `penstock.DataLoader.commit` does. Needs `seed=`."""
+        """Records that a batch of `batches()` was used, as `penstock.DataLoader.commit` does. This needs `seed=`."""
         _seeded(self, "commit()").commit(batch)
 
     def explain(self, step: int, epoch: int | None = None) -> Explanation:
-        """Returns the samples of a step on every rank, as `penstock.DataLoader.explain` does. Needs `seed=`."""
+        """Returns the samples of a step on every rank, as `penstock.DataLoader.explain` does. This needs `seed=`."""
         return _seeded(self, "explain()").explain(step, epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next `iter()` begin this epoch. Needs `seed=`. Call it only to repeat or skip an epoch."""
+        """Makes the next `iter()` begin this epoch. This needs `seed=`. Call it only to repeat or skip an epoch."""
         _seeded(self, "set_epoch").set_epoch(epoch)
 
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
-        """Changes the dataset here and in every worker, as `penstock.DataLoader.update` does. Needs `seed=`.
+        """Changes the dataset here and in every worker, as `penstock.DataLoader.update` does. This needs `seed=`.
 
         `update(size=416)` sets attributes of the dataset. If a function is given, it is called with the dataset. The
         change takes effect with the next batch that is handed out, because prefetched batches are computed again.
@@ -393,7 +393,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @_NonDataProperty
     def _is_accelerate_prepared(self) -> bool:
-        """Always False. accelerate reads it before it makes a torch loader. Warns if that will use torch's engine."""
+        """Returns False, and warns if accelerate is about to make a loader that uses torch's engine.
+
+        accelerate reads this attribute before it makes a torch loader from this one.
+        """
         if not enable._on and not self._given:
             warn_once(self, "accelerate makes a torch loader from it, so call penstock.torch.enable() first")
         return False
@@ -445,7 +448,7 @@ def _check(given: Given, generator: object) -> None:
 
 
 def _by_tokens(dataset: Any, order: dict[str, Any], given: Given, collate_fn: Any) -> TokenBatches:
-    """Returns the batch sampler for torch's constructor. Raises if the settings do not fit together."""
+    """Returns the batch sampler for torch's constructor. Raises an error if the settings do not fit together."""
     names = {*BY_LENGTH, "seed", "shard", "last_batch"}
     ours, _, by_blocks = given.split()
     settings = {name: value for name, value in ours.items() if name in names}

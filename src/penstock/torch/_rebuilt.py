@@ -68,7 +68,7 @@ class Given:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """The arguments for messages: without `lengths`, which may be long."""
+        """The arguments as messages show them: without `lengths`, which may be long."""
         return {name: value for name, value in self.named.items() if name != "lengths"}
 
     def __bool__(self) -> bool:

@@ -92,7 +92,7 @@ class Sampling:
 
     @property
     def draws_from(self) -> set[str]:
-        """The names of the global generators that the sampler may still use. Empty after it has drawn its keys."""
+        """The names of the global generators that the sampler may still use: none after it has drawn its keys."""
         if self.origin is not None or type(self.sampler) in (list, tuple, range):
             return set()
         if not self._is_torchs:
@@ -101,7 +101,10 @@ class Sampling:
 
     @property
     def given(self) -> list[str]:
-        """The states of `generators` before the sampler drew its keys. If no pass is active, their current states."""
+        """The states that `generators` had before the sampler drew its keys.
+
+        If no pass is active, these are the current states.
+        """
         given = self._given
         if given is None or self._progress.steps == self._last:
             return texts_of(self.generators)
@@ -135,7 +138,7 @@ class Sampling:
         return self._marked(begun) if self._has_state(begun) else begun
 
     def _from_first(self, begun: Iterator[Any]) -> Iterator[Any]:
-        """Like `fresh`, but only when the first keys are requested, because the sampler then draws its numbers."""
+        """Does the same as `fresh` when the first keys are requested, because the sampler then draws its numbers."""
         self._given = [each.get_state() for each in self.generators]
         self._note({})
         if self._is_torchs:
@@ -174,7 +177,7 @@ class Sampling:
         return map(_next_of, repeat(rest))
 
     def _rest(self, begun: Iterator[Any], states: dict[str, Any], mark: Mark | None) -> Iterator[Any]:
-        """Like `resumed`, but asks the sampler for its first keys immediately."""
+        """Does the same as `resumed`, but asks the sampler for its first keys immediately."""
         if self._origin is not None and "epoch" in self._origin:
             self.sampler.set_epoch(self._origin["epoch"])
         return with_loan(TemporaryStates(states), self._open_rest, begun, mark)
@@ -249,10 +252,10 @@ _ORDERS = {RandomSampler: RandomSampler.__iter__, SequentialSampler: SequentialS
 
 
 def in_arrays(index: Any, begun: Iterator[Any]) -> Iterator[Any]:
-    """Returns the batches of a torch BatchSampler as `Sealed` keys, drawn as torch draws them: 0.4 us less for a key.
+    """Returns the batches of a torch BatchSampler as `Sealed` keys, which saves 0.4 us for each key.
 
-    `begun` is torch's iterator over them. It is returned unchanged for other samplers, or if the program has replaced
-    one of torch's methods, or has already read from it.
+    The keys are drawn as torch draws them. `begun` is torch's iterator over the batches. It is returned unchanged for
+    other samplers, or if the program has replaced one of torch's methods, or has already read from the iterator.
     """
     fresh = inspect.isgenerator(begun) and inspect.getgeneratorstate(begun) == inspect.GEN_CREATED
     if not fresh or type(index) is not BatchSampler or BatchSampler.__iter__ is not _STEPS:

@@ -121,7 +121,10 @@ class TorchSemantics:
         return Assigned(window=window, workers=workers, in_order=loader.in_order, once=once)
 
     def backend(self, job: Job) -> Backend:
-        """Uses torch's start method, or a safe one if a library fails in a fork and the dataset can be pickled."""
+        """Returns a backend with torch's start method, or a safe one.
+
+        The safe method is used if a library fails in a forked child and the dataset can be pickled.
+        """
         context = self._loader.multiprocessing_context
         if context is None or isinstance(context, ModuleType):  # fastai gives `multiprocessing` itself
             context = configured_method()

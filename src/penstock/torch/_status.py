@@ -96,7 +96,7 @@ def _name(kind: type) -> str:
 
 
 def _never_seen() -> list[LoaderUse]:
-    """Returns uncounted loader classes that override `__iter__`, by a search through all live objects."""
+    """Finds uncounted loader classes that override `__iter__`, by searching all live objects."""
     # No hook is called if such an `__iter__` makes no iterator of torch's or penstock's.
     theirs = torch.utils.data.DataLoader
     kinds = {type(each) for each in gc.get_objects() if issubclass(type(each), theirs)}

@@ -44,7 +44,7 @@ _IN_BAND = 1024  # bytes: copying a smaller buffer is faster than looking it up
 
 
 def blank(shape: Shape, dtype: torch.dtype, empty: Empty) -> torch.Tensor:
-    """Like `torch.empty`, but in memory allocated by `empty`. Quantised dtypes are not supported."""
+    """Does the same as `torch.empty`, but in memory allocated by `empty`. Quantised dtypes are not supported."""
     known = NATIVE.get(dtype)
     if known is not None:
         return torch.from_numpy(empty(shape, known))
@@ -93,7 +93,7 @@ def store(tensor: torch.Tensor, writer: Writer) -> Spot | None:
 
 
 def reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Like `__reduce_ex__`, for tensors inside other objects. The tensor's bytes are pickled out of band."""
+    """Pickles a tensor inside another object, as `__reduce_ex__` does. Its bytes are pickled out of band."""
     described = None if tensor.__dict__ else _describe(tensor)
     if described is None:
         if tensor.requires_grad and not tensor.is_leaf:
@@ -120,7 +120,7 @@ def _quietly(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def cast(tensor: torch.Tensor, field: FieldCast, empty: Empty) -> torch.Tensor:
-    """Converts a tensor to the field's dtype, in memory from `empty` if possible. May return it unchanged."""
+    """Returns the tensor in the field's dtype, in memory from `empty` if possible, or the unchanged tensor."""
     known = NATIVE.get(tensor.dtype)
     kind = "f" if tensor.is_floating_point() else "" if known is None else known.kind
     name = field.wanted(kind, "a tensor of ", tensor.dtype)
@@ -170,7 +170,7 @@ def _storage_reducer() -> Reduce:
 
 
 def reduce_storage(storage: Any) -> Any:
-    """Like `__reduce_ex__`, for the storage of a tensor that only torch can pickle, such as a tensor subclass."""
+    """Pickles the storage of a tensor that only torch can pickle, such as a tensor subclass."""
     memory = storage._untyped_storage
     if memory.device.type != "cpu" or not memory.nbytes():
         return storage.__reduce__()

@@ -149,7 +149,7 @@ class Replica:
         return dumps(TorchFailure(body, text, errored.where))
 
     def _fetch(self, task: Task, empty: Empty) -> tuple[Any, int] | Gathered:
-        """Returns the samples of a step and their number, or the whole batch if the dataset gathers it."""
+        """Returns the samples of a step and the number of samples, or the whole batch if the dataset gathers it."""
         dataset = self._job.dataset
         if self._resumed is not None:
             (mark, _), self._resumed = self._resumed, None
@@ -191,7 +191,7 @@ class Replica:
         return sample
 
     def _pull(self, task: Task) -> tuple[Any, int] | None:
-        """Returns the next samples of the stream and their number, or None at its end."""
+        """Returns the next samples of the stream and the number of samples, or None at the stream's end."""
         count = task.keys if self._job.batched else 1
         if task.run != self._stream_run:
             self._open_stream(task.run, count)

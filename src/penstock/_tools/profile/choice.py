@@ -21,7 +21,7 @@ from penstock._system.platform import HAS_PROCESSES
 from penstock.stats._units import count, seconds, share
 
 HELPS = 1.1
-"""More workers are tried if the last increase was this many times faster; short timings vary by a few percent."""
+"""More workers are tried if the last ones made loading this many times faster. Timings vary by a few percent."""
 
 SCALES = 0.8
 """Threads scale while the rate per thread is at least this share of the rate per thread in their first trial."""
@@ -117,7 +117,7 @@ def _scales(rates: dict[Choice, float], workers: int, begin: int) -> bool:
 
 
 def _best(done: Sequence[Trial]) -> Trial:
-    """Returns the fastest trial. If several are equally fast, prefers fewer workers, then threads."""
+    """Returns the fastest trial. Among equally fast ones, prefers fewer workers, and threads to processes."""
     fastest = max(trial.rate for trial in done)
     as_good = [trial for trial in done if trial.rate >= AS_GOOD * fastest]
     return min(as_good, key=lambda trial: (trial.choice.workers, trial.choice.backend == "process"))

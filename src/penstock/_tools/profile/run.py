@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _of_its_guest(subject: Subject, trials: Sequence[Trial]) -> Iterator[str]:
-    """For a torch dataset, yields the best settings for `penstock.torch`, which has no worker threads."""
+    """Yields, for a torch dataset, the best settings for `penstock.torch`, which has no worker threads."""
     guest, best = guest_of(type(subject.dataset)), best_processes(trials)
     if guest is not None and best is not None:
         call = settings(best.choice, subject).replace("penstock.", f"penstock.{guest}.")
@@ -123,7 +123,7 @@ def _is_of_user(error: BaseException) -> bool:
 
 
 def _check_page(path: str | None) -> None:
-    """Raises TargetError if the report cannot be written to `path`. Called before the trials."""
+    """Raises TargetError before the trials if the report cannot be written to `path`."""
     if path is not None and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
         raise TargetError(f"--html is the path of a file in an existing folder, and {path} is not.")
 
@@ -134,7 +134,7 @@ def _limits(subject: Subject, most: int) -> Limits:
 
 
 def try_out(subject: Subject, choice: Choice, tell: Tell) -> tuple[Trial, Stats | None]:
-    """Runs one trial. If it fails with workers, returns no statistics; if it fails without, raises the error."""
+    """Runs one trial. An error is raised if there are no workers, and is otherwise part of the returned trial."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about more workers than processors
         loader = subject.loader(choice)

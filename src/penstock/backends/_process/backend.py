@@ -306,7 +306,7 @@ class ProcessBackend(Backend):
         self._close_fds(*self._fds)
 
     def _close_fds(self, *fds: int) -> None:
-        """Closes those of the descriptors that are still open, so that an interrupted close() can be repeated."""
+        """Closes the descriptors that are still open, so that an interrupted close() can be repeated."""
         with no_fork():
             for fd in fds:
                 if fd in self._fds:
@@ -333,7 +333,7 @@ class ProcessBackend(Backend):
         return root
 
     def _read(self, everything: bool = False) -> list[Outcome] | None:
-        """Reads outcomes from the pipe. Returns None if it was empty, and [] after a mere wake-up."""
+        """Returns the outcomes in the pipe, None if the pipe was empty, or [] if it held only a wake-up."""
         outcomes: list[Outcome] | None = None
         while True:
             try:

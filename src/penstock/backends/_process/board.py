@@ -92,7 +92,7 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
 
     def rescind(self, slot: int) -> bool:
-        """Takes back an open task. Returns False if a worker has claimed it or is claiming it. Never waits."""
+        """Takes back an open task without waiting. Returns False if a worker has claimed it or is claiming it."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
         except OSError:

@@ -133,7 +133,7 @@ class Launcher:
         os.write(self.own["boot"], marshal.dumps(boot))
 
     def start(self, number: int) -> WorkerProcess:
-        """Starts a worker. With forkserver, first waits for the template process, and raises if it has failed."""
+        """Starts a worker. Under forkserver, waits for the template first, and raises an error if it has failed."""
         if self._closed or self.owner != os.getpid():
             raise InternalError(
                 f"worker {seat_of(number)} cannot be started: its launcher is closed, or belongs to another process"
@@ -358,7 +358,10 @@ def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, 
 
 
 def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
-    """Runs in a new interpreter: a worker, or the template, for which `number` is a socket's descriptor."""
+    """The entry point of a new interpreter: runs a worker or the template.
+
+    For the template, `number` is the descriptor of a socket.
+    """
     called_through("<string>")  # _ENTER is not the user's code
     sys.argv[:] = boot["argv"]
     sentinel = processes.settle(boot["lifeline"])

@@ -86,7 +86,10 @@ def give_up_templates(obstacle: str, *, asked: bool) -> None:
 
 
 def _asked(asked: Any) -> tuple[str | None, bool]:
-    """Returns the requested method (None if missing or unknown), and False for a context of another library."""
+    """Returns the requested start method, and False if the request is a context of another library.
+
+    The method is None if none was requested, or if it is unknown.
+    """
     if asked is None:
         return None, True
     if isinstance(asked, str):

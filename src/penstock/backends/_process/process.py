@@ -103,7 +103,7 @@ class Handle:
                 self._released()
 
     def _released(self) -> None:
-        """Called once, when the handle is closed, so that subclasses can release their resources."""
+        """Lets subclasses release their resources. This method is called once, when the handle is closed."""
 
     def _usable(self) -> bool:
         return self._pidfd >= 0 and self._owner == os.getpid()
@@ -224,7 +224,10 @@ def pidfd_of_child(pid: int) -> int:
 
 
 def fate(exitcode: int | None) -> tuple[str, str]:
-    """Returns a phrase that says how a process ended, and the signal that killed it, "" or "unknown"."""
+    """Returns a phrase that says how a process ended, and the name of the signal that killed it.
+
+    The name is "" if the process has exited by itself, and "unknown" if the signal is not known.
+    """
     if exitcode == UNKNOWN:
         return "ended, and the system did not tell how", "unknown"
     if exitcode is None or exitcode >= 0:

@@ -1,7 +1,7 @@
 """The worker on a node. It runs in the main thread of an actor's process, and serves one driver over one link.
 
-A second thread receives frames, so that the worker can report its stack while the main thread runs the user's code,
-and the process ends when its connection ends, even in the middle of that code.
+A second thread receives frames. So while the main thread runs the user's code, the worker can still report its stack,
+and its process can end as soon as the connection ends.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class StrayArrays:
 
 
 class Inbox:
-    """Receives frames in its own thread. Queues tasks and dataset changes in `orders`, and None at the end."""
+    """Receives frames in its own thread, and puts tasks and dataset changes into `orders`, and None at the end."""
 
     def __init__(self, link: Link, gauges: Gauges, ended: threading.Event) -> None:
         self._link, self._gauges, self._ended = link, gauges, ended

@@ -79,7 +79,7 @@ class Challenge:
         return self._answer(message)
 
     def _check_preface(self, begun: bytes) -> None:
-        """Raises Refused at the first wrong byte: a peer speaking another protocol may never send the rest."""
+        """Raises Refused at the first wrong byte, because a peer with another protocol may never send the rest."""
         if not NAME.startswith(begun[: len(NAME)]):
             raise Refused("it does not speak penstock's protocol")
         if not PREFACE.startswith(begun):

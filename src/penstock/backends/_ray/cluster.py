@@ -136,7 +136,10 @@ def _wanted(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _elsewhere(options: dict[str, Any], avoid: Collection[str]) -> dict[str, Any]:
-    """Returns the options, and a preference for nodes not in `avoid`, unless the user chose a strategy."""
+    """Returns the options, with a preference for nodes that are not in `avoid`.
+
+    No preference is added if the user has chosen a scheduling strategy.
+    """
     if not avoid or options["scheduling_strategy"] not in ("SPREAD", "DEFAULT"):
         return options
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerAddress"] in avoid]

@@ -124,7 +124,7 @@ class Door:
                 self._drop(stranger)
 
     def _wait(self, paused: float) -> float | None:
-        """Returns the milliseconds until a handshake times out or accepting resumes. None means to wait forever."""
+        """Returns the milliseconds until a handshake times out or accepting resumes, or None to wait forever."""
         oldest = next(iter(self.strangers.values()), None)
         due = [] if oldest is None else [oldest.deadline]
         if paused:

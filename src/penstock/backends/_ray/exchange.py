@@ -78,7 +78,7 @@ class Posted(NamedTuple):
 
 
 class LinkStrays:
-    """Received strays. `nbytes` includes those that the caller still uses."""
+    """The received strays. `nbytes` includes those that the caller still uses."""
 
     def __init__(self) -> None:
         self._arrived: dict[tuple[int, int], NDArray[np.uint8]] = {}
@@ -255,7 +255,7 @@ class Exchange:
         return [*links]
 
     def _told(self, remote: RemoteWorker, end: ProcessEnd) -> None:
-        """Records how a worker's process ended. May be called in any thread."""
+        """Records how a worker's process ended. Any thread may call this."""
         remote.end = end
         remote.told.set()
         with self._lock:
@@ -301,7 +301,7 @@ class Exchange:
         return Lost(remote.id, seq, at, remote.who, how, signal, end.cause)
 
     def _forget(self, remote: RemoteWorker) -> tuple[int | None, int]:
-        """Removes a worker. Returns the task it may have been running (or None), and that task's step count."""
+        """Removes a worker. Returns the task that it may have been running, or None, and that task's step count."""
         with self._lock:
             remote.state = RemoteWorkerState.GONE
             seq = self._ledger.lose(remote.id)
@@ -315,7 +315,7 @@ class Exchange:
         return seq, steps
 
     def _silent_nodes(self) -> dict[str, float]:
-        """Returns the silent nodes, and their seconds of silence. A node is tried again after a minute."""
+        """Returns how many seconds each silent node has been silent. A node is tried again after a minute."""
         now = time.monotonic()
         with self._lock:
             self._silent = {node: since for node, since in self._silent.items() if now < since + _SILENT}

@@ -112,7 +112,10 @@ def refusal(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> st
 
 
 def difference(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> str:
-    """Returns a warning if the node has other versions of array libraries, which may change batches, or ""."""
+    """Returns a warning if the node has other versions of array libraries, which may change batches.
+
+    If there is nothing to warn of, returns "".
+    """
     names = ["numpy", *(guest for guest in GUESTS if guest in sys.modules)]
     found = [
         f"{name} {theirs[name]}, and the driver has {name} {ours[name]}"
@@ -239,7 +242,7 @@ def _shake_hands(sock: socket.socket, handshake: Handshake, deadline: float) -> 
 
 
 def told(said: bytes) -> Hello:
-    """Parses a hello. Raises ValueError if the bytes are not one."""
+    """Parses a hello. Raises ValueError if the bytes are not a hello."""
     try:
         worker, pid, node, clock, versions = json.loads(said)
     except (ValueError, TypeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Keeps track of which tasks wait at the driver, which worker has which task, and which workers leave. Does no I/O.
+"""Keeps track of tasks that wait at the driver, the tasks of each worker, and the workers that leave. Does no I/O.
 
     task     WAITING --deal--> AT a worker --answering--> ARRIVING --answered--> forgotten
              WAITING --rescind--> forgotten
@@ -25,7 +25,7 @@ _MOST = 2  # tasks that one worker may have
 
 
 class Ledger:
-    """The state of all tasks and workers. `assigned` is True if each task is for one seat."""
+    """The state of all tasks and workers. If `assigned` is True, each task is for one seat."""
 
     def __init__(self, assigned: bool = False) -> None:
         self._assigned = assigned
@@ -107,7 +107,10 @@ class Ledger:
         return None
 
     def _sort(self, worker: int) -> None:
-        """Updates whether a worker is free, or may get a second task (not while an exit request is open)."""
+        """Records whether a worker is free, and whether it may get a second task.
+
+        It may not get a second task while an exit request is open.
+        """
         self._free.pop(worker, None)
         self._ready.pop(worker, None)
         if worker in self._halted:
@@ -203,7 +206,7 @@ class Ledger:
         return left
 
     def check(self) -> None:
-        """Raises AssertionError if an invariant does not hold. Only for tests, because it visits every task."""
+        """Raises AssertionError if an invariant does not hold. It visits every task, so only tests call it."""
         waiting = [seq for seqs in self._waiting.values() for seq in seqs]
         at = [seq for hand in self._hands.values() for seq in hand]
         assert len({*waiting, *at}) == len(waiting) + len(at), "a task is in one place"

@@ -1,8 +1,8 @@
 """A link: a TCP connection between the driver and one worker, which carries frames.
 
-A frame is a head of six numbers, the first of which is its kind, and data. Any thread may send. One thread receives,
-with blocking calls, directly into the memory where the bytes belong. `post` never waits for a worker that does not
-read: a separate thread sends large frames, and later frames queue up behind them.
+A frame consists of a head and data. The head is six numbers, the first of which is the kind of the frame. Any thread
+may send. One thread receives, with blocking calls, directly into the memory where the bytes belong. `post` never
+waits for a worker that does not read: a separate thread sends large frames, and later frames queue up behind them.
 """
 
 from __future__ import annotations

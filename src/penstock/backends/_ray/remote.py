@@ -36,7 +36,7 @@ KillWorker = Callable[[], None]
 
 
 class Cluster(Protocol):
-    """What the backend needs of Ray."""
+    """The part of Ray that the backend needs."""
 
     address: str
     """The address of this node."""
@@ -56,7 +56,7 @@ class Cluster(Protocol):
         """False if the cluster was shut down. Then no other method may be called."""
 
     def shortage(self, workers: int) -> str:
-        """Returns a message: what this many workers need, what is free, and how to get more."""
+        """Returns a message that says what this many workers need, what is free, and how to get more."""
 
 
 class RemoteWorkerState(enum.Enum):

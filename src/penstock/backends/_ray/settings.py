@@ -17,7 +17,7 @@ NAMES = ("num_cpus", "num_gpus", "memory", "resources", "runtime_env", "scheduli
 
 
 def resolved(given: Any) -> dict[str, Any]:
-    """Returns the options with their defaults. Raises if an option is unknown or has a wrong value."""
+    """Returns the options with their defaults. Raises an error for an unknown option or a wrong value."""
     given = {} if given is None else given
     if not isinstance(given, Mapping):
         raise TypeError(f"ray_options must be a mapping of names to values, got {type(given).__name__}.")
