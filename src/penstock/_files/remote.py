@@ -77,7 +77,7 @@ class RemoteFile(AnyFile):
                     continue
                 whole = parts.setdefault(number, bytearray(length))
                 first, stop = max(start, piece.start), min(start + length, piece.stop)
-                whole[first - start : stop - start] = _part(view, first - piece.start, stop - first)
+                whole[first - start : stop - start] = _part(view, first - piece.start, stop - first).data
             del view
         for number, whole in parts.items():
             found[number] = bytes(whole)
