@@ -34,11 +34,23 @@ def signed_certificate(folder: Path, address: str, days: int) -> TlsFiles:
     names = ("authority.pem", "key.pem", "asked.csr", "own.pem")
     authority, key, asked, certificate = (folder / name for name in names)
     new = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    (folder / "names").write_text(f"subjectAltName={address}")
+    # From Python 3.13 on, a certificate must name the key of its authority, and an authority what its key is for.
+    (folder / "names").write_text(f"subjectAltName={address}\nauthorityKeyIdentifier=keyid\n")
     signing = ["-CA", authority, "-CAkey", folder / "authority.key", "-CAcreateserial", "-extfile", folder / "names"]
     try:
         for command in (
-            [*new, "-x509", "-subj", "/CN=authority", "-keyout", folder / "authority.key", "-out", authority],
+            [
+                *new,
+                "-x509",
+                "-subj",
+                "/CN=authority",
+                "-addext",
+                "keyUsage=critical,keyCertSign",
+                "-keyout",
+                folder / "authority.key",
+                "-out",
+                authority,
+            ],
             [*new, "-subj", "/CN=server", "-keyout", key, "-out", asked],
             ["openssl", "x509", "-req", "-in", asked, "-days", str(days), *signing, "-out", certificate],
         ):

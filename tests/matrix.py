@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
 
 TOOLS = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
-BESIDE = ("opentelemetry-sdk",)
+BESIDE = ("h5py", "opentelemetry-sdk")
 EXTRAS = ("image", "lmdb", "parquet", "remote")
 # The first that has a wheel for the Python, where pyproject.toml allows older ones. A later Python has none for the
 # oldest of these extras, so there the newest are installed.

@@ -18,12 +18,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", f"ignore:{said}")
 
 
+_ASKED = ("Worker processes need Linux", 'backend="ray" needs Linux')
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Skips a test where it asks for processes, which is a clear error."""
     try:
         return (yield)
-    except RuntimeError as error:
-        if str(error).startswith(("Worker processes need Linux", 'backend="ray" needs Linux')):
-            pytest.skip(str(error).partition(",")[0])
+    except BaseException as error:
+        each: BaseException | None = error
+        while each is not None:
+            if any(said in str(each) for said in _ASKED):
+                pytest.skip("it needs worker processes")
+            each = each.__cause__ or each.__context__
         raise

@@ -16,6 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from penstock import DataLoader
+from penstock._files import local
 from penstock._files.damage import is_damage
 from penstock._files.local import File
 from penstock._system.shortage import is_shortage
@@ -173,7 +174,7 @@ def test_a_disk_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def failing(*args: Any) -> bytes:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("penstock._files.local.pread", failing)
+    monkeypatch.setattr(local, "pread", failing)
     number = errno.EIO
     with pytest.raises(FormatError, match="Check the disk"):
         file.read(0, 3)

@@ -143,6 +143,7 @@ NEED_NO_EXAMPLE = {
     "penstock.errors.RecordError": "another name of FormatError",
     "penstock.backends.Change": "the type of a function",
     "penstock.testing.simulate.Choose": "the type of a function",
+    "penstock.plan.LocalRows": "the type of some rows",
 }
 
 

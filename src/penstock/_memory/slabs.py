@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from penstock._memory import forks
 from penstock._memory.mapping import CAN_PLACE, advise, grow, mapped
 from penstock._system.interrupts import LiveObjects
-from penstock._system.platform import register_at_fork
+from penstock._system.platform import HAS_PROCESSES, register_at_fork
 
 # Bytes of address space. An extent takes memory only when its pages are written.
 EXTENT = 64 << 20
@@ -164,9 +164,10 @@ class Leases:
         self._lent: dict[int, _Lease] = {}
         self._returned: deque[_Lease | int] = deque()
         self._inherited: deque[_Lease] = deque()  # came back, but a forked child may still read them
-        # Private memory is safe at a fork, because the system copies a page when parent or child writes to it.
-        self._shared = shared
-        if shared:
+        # Private memory is safe at a fork, because the system copies a page when parent or child writes to it, and
+        # without worker processes all memory is private.
+        self._shared = shared and HAS_PROCESSES
+        if self._shared:
             _all.add(self)
 
     def lend(self, slab: int, root: NDArray[np.uint8], nbytes: int = 0) -> None:

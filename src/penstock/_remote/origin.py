@@ -32,7 +32,10 @@ _REASONS = (  # OpenSSL's words, with the names that rustls has for the same pro
     ("IP address mismatch", "NotValidForName"),
     ("expired", "Expired"),
     ("not yet valid", "NotValidYet"),
+    ("local issuer", "UnknownIssuer"),
+    ("self-signed", "UnknownIssuer"),
 )
+_STRICT = "Make the certificate again: since version 3.13, Python refuses some that it accepted before (RFC 5280)."
 
 
 def has_secrets(root: str, user: str, storage: Mapping[str, Any]) -> bool:
@@ -142,10 +145,9 @@ class Origin:
     def failed(self, error: Exception) -> RequestFailed:
         host = self.server.place.partition("://")[2]
         if isinstance(error, ssl.SSLCertVerificationError):
-            why = next((name for words, name in _REASONS if words in str(error)), "UnknownIssuer")
-            return RequestFailed(
-                RequestFault.FINAL, f"the certificate of the server is not valid ({why})", CERTIFICATES[why]
-            )
+            why = next((name for words, name in _REASONS if words in str(error)), error.verify_message)
+            said = f"the certificate of the server is not valid ({why})"
+            return RequestFailed(RequestFault.FINAL, said, CERTIFICATES.get(why, _STRICT))
         if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
             return RequestFailed(RequestFault.FINAL, f"{host} does not speak https", "Pass http:// if it has no TLS.")
         if isinstance(error, InvalidURL):

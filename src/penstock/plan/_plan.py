@@ -409,7 +409,11 @@ class Draw:
 
 
 class RowsOfSteps(Iterator[Any]):
-    """An iterator over the keys of some rows of each step. Unlike a generator, it continues after an exception."""
+    """An iterator over the keys of some rows of each step. Unlike a generator, it continues after an exception.
+
+    >>> [keys for keys in RowsOfSteps(iter([[4, 1, 3], [0, 2, 5]]), rows=(0, 2))]
+    [[4, 3], [0, 5]]
+    """
 
     def __init__(self, steps: Iterator[Any], rows: LocalRows) -> None:
         self._steps, self._rows = steps, list(rows)
