@@ -185,7 +185,7 @@ def test_a_stream_without_duplicates_in_every_epoch(make: Any) -> None:
 
 def test_a_slow_sample_holds_back_nobody_else(make_concurrent: Any) -> None:
     """With the first step held up, everything else in the window is still done by the other worker."""
-    loader = make_concurrent(sources.Slow(40, {0: 1.0}), in_order=False, prefetch_factor=8)
+    loader = make_concurrent(sources.Slow(40, {0: 3.0}), in_order=False, prefetch_factor=8)
     if loader.num_workers < 2:
         pytest.skip("there is nobody else")
     batches = iter(loader)

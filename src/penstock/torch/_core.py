@@ -203,7 +203,7 @@ def core_of(loader: Any) -> Core:
     """Returns the loader's session, which is stored on the loader and replaced when a setting has changed."""
     core: Core | None = loader.__dict__.get("_penstock")
     settings = _settings(loader)
-    if core is None or core.given != settings:  # some settings may change between two epochs, as in torch
+    if core is None or not _fits(core, settings):  # some settings may change between two epochs, as in torch
         core = Core(settings, core)
         object.__setattr__(loader, "_penstock", core)
     core.face, core.deliver, core.planned = weakref.ref(loader), None, planned_in(loader)
@@ -212,6 +212,16 @@ def core_of(loader: Any) -> Core:
         device = torch.accelerator.current_accelerator()
         core.deliver = partial(private.pin, device=None if device is None else device.type)
     return core
+
+
+def _fits(core: Core, settings: dict[str, Any]) -> bool:
+    """True if the core has these settings, or is about to have them."""
+    if core.given == settings:
+        return True
+    # A thread that sets `num_workers` changes the core before the loader. Another thread may look in between.
+    given, others = core.given, settings.keys() - {"num_workers", "max_workers"}
+    runs = bool(given.get("num_workers") and settings.get("num_workers"))
+    return runs and given.keys() == settings.keys() and all(given[name] == settings[name] for name in others)
 
 
 def _settings(loader: Any) -> dict[str, Any]:
