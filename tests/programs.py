@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 # Seconds.
-PATIENCE = 60
+PATIENCE = 110
 
 # Forks the programs that it is sent. The child's __main__ is new, and the forge's other children are not its own.
 _FORGE = """
