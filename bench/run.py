@@ -57,7 +57,7 @@ class Driver:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the driver
         self._process = subprocess.Popen(
             [interpreter(engine), "-m", "bench.driver", engine, workload.name, str(workload.workers), str(folder)],
-            cwd=tree,
+            cwd=ROOT,  # the same driver for every tree
             env={**_environment(), "PYTHONPATH": str(tree / "src")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

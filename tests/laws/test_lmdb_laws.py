@@ -47,6 +47,7 @@ def write(folder: str, transactions: list[Any]) -> list[tuple[bytes, bytes]]:
 
 @law
 @given(transactions=TRANSACTIONS)
+@example(transactions=[[(b"10" * 61, 0), (b"0", 2040)]])  # where an empty value ends, another begins
 def test_it_reads_what_the_library_wrote(transactions: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         expected = write(folder, transactions)

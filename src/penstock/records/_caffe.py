@@ -112,7 +112,7 @@ class CaffeLMDB(RecordSamples):
         """Returns the byte ranges (start, stop) of the values, merged if less than a page apart."""
         index, some = self.indexes[rows.file], slice(rows.first, rows.stop)
         starts, sizes = index["starts"][some], index["sizes"][some]
-        order = starts.argsort()
+        order = np.lexsort((sizes, starts))
         begins, ends = starts[order], (starts + sizes)[order]
         apart = begins[1:] - ends[:-1] > int(index["page"][0])
         return list(zip(begins[np.append(True, apart)].tolist(), ends[np.append(apart, True)].tolist(), strict=True))

@@ -93,7 +93,7 @@ class _Tree:
 
     def _check_values(self, keys: PackedList[bytes], starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
         """Checks that all values are inside the file, and that no two of them overlap."""
-        order = starts.argsort()
+        order = np.lexsort((sizes, starts))  # an empty value may end where the next page begins
         begins, ends = starts[order], (starts + sizes)[order]
         wrong = np.flatnonzero(ends > np.append(begins[1:], self._file.size))
         if len(wrong):
