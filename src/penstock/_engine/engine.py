@@ -40,7 +40,7 @@ from penstock._system.exit import rest_if_over
 from penstock._system.interrupts import interrupts_deferred
 from penstock._system.warnings import warn_caller
 from penstock._wire.failure import caught, described
-from penstock._wire.task import Raised, shorten
+from penstock._wire.task import Raised, new, shorten
 from penstock._work.job import Job
 from penstock.backends import Backend, Bundle, Ended, Failed, Filled, Left, Lost, Outcome
 from penstock.errors import InternalError, LoaderTimeout
@@ -90,7 +90,7 @@ class Engine(EngineLifetime):
         self._looks = backend.shares_gauges
         self._scheduler = scheduler
         self._retries, self._hang = retries, hang
-        self._receive, self._early = receive, early
+        self._receive, self._early = receive, early if receive else 0
         # A worker that has its own steps cannot be replaced: if one is dead, `next` raises, even if a batch is ready.
         self._watch: Callable[[], object] = getattr(backend, "has_dead", bool) if job.assigned else bool
         self._look_again = -math.inf  # when to look for workers that hang
@@ -486,15 +486,18 @@ class Engine(EngineLifetime):
         if isinstance(outcome, Failed):
             return StepResult(task, error=outcome.error, worker=outcome.worker)
         try:
-            data = outcome.held.batch if type(outcome.held) is ReceivedEarly else self._received(outcome)
+            if self._receive is None:
+                data = self.backend.open(outcome)
+            else:
+                data = outcome.held.batch if type(outcome.held) is ReceivedEarly else self._received(outcome)
         except Exception as trouble:
             where = f"While the batch of step {task.step} of epoch {task.epoch} was received."
             return StepResult(task, error=caught(trouble, where), worker=outcome.worker)
-        return StepResult(task, data, outcome.rows, mended=outcome.mended, worker=outcome.worker)
+        return new(StepResult, (task, data, outcome.rows, None, outcome.mended, outcome.worker))
 
     def _received(self, outcome: Filled) -> Any:
-        data = self.backend.open(outcome)
-        return data if self._receive is None else self._receive(data, outcome.root)
+        assert self._receive is not None
+        return self._receive(self.backend.open(outcome), outcome.root)
 
     def _receive_early(self) -> None:
         """Converts the next batches if they are done, so that an accelerator has them before they are needed."""

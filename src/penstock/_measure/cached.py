@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from penstock._at_work import Source, at_work
@@ -90,6 +91,10 @@ class CacheCounts:
 
     def words(self) -> list[int]:
         return [getattr(self, name) for name in self.NAMES]
+
+    def sums(self, read: Callable[[ThreadCounts], tuple[int, ...]]) -> tuple[int, ...]:
+        """Returns the sums of some counters, which `read` finds in those of one thread."""
+        return self._threads.sums(read, self._before)
 
     def __getattr__(self, name: str) -> Any:
         if name not in _NAMES:

@@ -121,6 +121,12 @@ class Troubles:
         self.replaced = self.repeated = self.skipped = 0
 
 
+_NO_TROUBLES = Troubles()
+# In the order of the fields of `Totals`.
+_TROUBLES = operator.attrgetter("replaced", "repeated", "skipped")
+_AHEAD = operator.attrgetter("fetched", "evicted", "requests", "retries", "nbytes")
+
+
 class Meter:
     """The counters of one loader over its whole life. `due` becomes True twice a second while batches are handed out.
 
@@ -198,10 +204,9 @@ class Meter:
         for number in counted:
             kept.pop(number, None)
         answers = b"".join([*kept.values(), *(_ANSWER.pack(*answer) for answer in open_answers)])
-        each, scouts = self.troubles.all(), self.scouts
-        troubles = (sum(getattr(one, name) for one in each) for name in ("replaced", "repeated", "skipped"))
+        troubles = self.troubles.sums(_TROUBLES, _NO_TROUBLES)
         cpu = time.process_time_ns() - self._cpu
-        ahead = scouts.fetched, scouts.evicted, scouts.requests, scouts.retries, scouts.nbytes
+        ahead = self.scouts.sums(_AHEAD)
         copies = [gauges.copy(seat) for gauges in live for seat in sorted(gauges.seats)]
         return MeterSnapshot(totals, answers, (*troubles, cpu, *ahead), self._counts, self._times, copies)
 

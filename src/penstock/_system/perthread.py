@@ -30,3 +30,9 @@ class PerThread(Generic[T]):
 
     def all(self) -> list[T]:
         return [*self._by_thread.copy().values()]
+
+    def sums(self, read: Callable[[T], tuple[int, ...]], first: T) -> tuple[int, ...]:
+        """Returns the sums of the numbers that `read` finds in `first` and in the object of each thread."""
+        if not self._by_thread:
+            return read(first)
+        return tuple(map(sum, zip(*map(read, [first, *self.all()]), strict=True)))

@@ -33,7 +33,7 @@ from penstock._system.descriptors import close, close_in_child, no_fork
 from penstock._system.interrupts import LiveObjects, interrupts_deferred
 from penstock._wire.failure import caught, copied, restore
 from penstock._wire.pickling import by_tag, dumps, loads
-from penstock._wire.task import Bundle, Ended, Failed, Filled, Mended
+from penstock._wire.task import Bundle, Ended, Failed, Filled, Mended, new
 
 _FILLED, _FAILED, _ENDED, _BUNDLE = range(4)  # verdicts
 
@@ -278,7 +278,8 @@ class Receiver:
         if not length:
             if verdict == _ENDED:
                 return Ended(seq, worker)
-            return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (self._layouts[worker, number], None))
+            held = self._layouts[worker, number], None
+            return new(Filled, (seq, worker, rows, nbytes, took * 1e-9, root, held, None, None))
         data = root[start : start + length].tobytes()
         if verdict == _BUNDLE:
             steps: list[Any] = [self._outcome(root, reply) for reply in REPLY.iter_unpack(data)]

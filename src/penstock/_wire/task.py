@@ -22,6 +22,9 @@ from penstock._wire.pickling import dumps, loads
 # The largest number of steps in one task.
 MOST_STEPS = 32
 
+new = tuple.__new__
+"""`new(Task, (seq, run, ...))`, with all fields, takes a third of the time of `Task(seq, run, ...)`."""
+
 
 class Task(NamedTuple):
     """One or more steps for a worker.
@@ -52,7 +55,8 @@ class Task(NamedTuple):
         if count == 1:
             return [self]
         share = len(keys) // count
-        return [Task(seq + i, run, epoch, step + i, keys[i * share : (i + 1) * share]) for i in range(count)]
+        parts = [keys[i * share : (i + 1) * share] for i in range(count)]
+        return [new(Task, (seq + i, run, epoch, step + i, part, 1, None)) for i, part in enumerate(parts)]
 
 
 class Opening(NamedTuple):

@@ -10,7 +10,6 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 from penstock._system import trust
 
@@ -95,8 +94,8 @@ def _asked(pid: int, pidfd: int, fd: int) -> _StackRequest | None:
 
 def _tells(pid: int) -> bool:
     """True if the process has called `tell_when_asked`. Otherwise the signal would kill it."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    caught = re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
+    with open(f"/proc/{pid}/status") as file:
+        caught = re.search(r"^SigCgt:\s*(\w+)", file.read(), re.MULTILINE)
     return caught is not None and bool(int(caught[1], 16) >> (_SIGNAL - 1) & 1)
 
 
@@ -107,7 +106,8 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}
 def waits_for_thread(pid: int) -> bool:
     """True if the main thread is waiting for another thread, for example at a lock, or if this is not known."""
     try:
-        calls = Path(f"/proc/{pid}/syscall").read_text().split()
+        with open(f"/proc/{pid}/syscall") as file:
+            calls = file.read().split()
     except OSError:
         return True
     return calls[:1] == [_FUTEX.get(os.uname().machine, calls[0])]
