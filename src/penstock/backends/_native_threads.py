@@ -86,7 +86,7 @@ def look_up() -> int:
         guests.meet_imported()
         _looked_up, _setters, _stops = len(sys.modules), [], []
         for path in _libraries():
-            name = os.path.basename(path).partition(".")[0].partition("-")[0]
+            name = path[path.rfind("/") + 1 :].partition(".")[0].partition("-")[0]
             if name in _FUNCTIONS or "openblas" in name:
                 with suppress(OSError):  # it was unloaded meanwhile
                     _look_into(ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD), name)
@@ -161,11 +161,11 @@ _PATH_AT = ctypes.sizeof(ctypes.c_void_p)
 
 
 def _libraries() -> list[str]:
-    found: list[str] = []
+    found: list[bytes] = []
 
     def visit(library: int, size: int, data: object) -> int:
-        found.append(os.fsdecode(ctypes.c_char_p.from_address(library + _PATH_AT).value or b""))
+        found.append(ctypes.c_char_p.from_address(library + _PATH_AT).value or b"")
         return 0
 
     ctypes.CDLL(None).dl_iterate_phdr(_Visit(visit), None)
-    return found
+    return os.fsdecode(b"\0".join(found)).split("\0")
