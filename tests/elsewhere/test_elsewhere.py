@@ -57,6 +57,7 @@ def test_workers_are_threads_with_one_warning(system: str, name: str, tmp_path: 
     assert 'Pass backend="thread" to confirm this' in warned
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_program_that_names_threads_is_not_warned(system: str, tmp_path: Path) -> None:
     program = THREADS.replace("num_workers=2", 'num_workers=2, backend="thread"')
@@ -82,6 +83,7 @@ for settings, kind, said in (
 """
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_what_needs_linux_and_is_asked_for_is_an_error(system: str, tmp_path: Path) -> None:
     ran = run(system, REFUSED, tmp_path, "-W", "error")
@@ -110,6 +112,7 @@ else:
 """
 
 
+@pytest.mark.deep
 @pytest.mark.imports_torch
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_torchs_engine_runs_workers_of_penstock_torch(system: str, tmp_path: Path) -> None:
@@ -138,6 +141,7 @@ assert "</html>" in pathlib.Path("report.html").read_text("utf-8")
 """
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_files_states_and_reports_work(system: str, tmp_path: Path) -> None:
     ran = run(system, FILES, tmp_path, "-W", "error")
@@ -146,6 +150,7 @@ def test_files_states_and_reports_work(system: str, tmp_path: Path) -> None:
     assert len(kept) == (system == "darwin"), kept  # who may write a file is not known on Windows
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("arguments", [["demo"], ["--version"], ["inspect", "lines.txt"], ["top"]])
 def test_the_command_line_works(system: str, arguments: list[str], tmp_path: Path) -> None:
@@ -183,6 +188,7 @@ begun.wait()
 """
 
 
+@pytest.mark.deep
 def test_the_exit_waits_for_a_thread_that_computes(tmp_path: Path) -> None:
     ran = run("darwin", LATE, tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "") and "done" in ran.stdout

@@ -175,6 +175,7 @@ def may_be_nobody() -> bool:
     return can and subprocess.run(tried, capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(300 + 4 * SECONDS, method="thread")
 def test_hostile_neighbours_change_nothing_and_see_nothing(
     tmp_path: Path, place: Path, wrong: Path, monkeypatch: pytest.MonkeyPatch

@@ -26,6 +26,7 @@ import penstock
 from penstock import DataLoader
 from penstock._files import remote as module
 from penstock._files.pieces import PiecesInMemory
+from penstock._remote import store
 from penstock.cli import main
 from penstock.errors import FormatError, RemoteError
 from penstock.formats import Arrow, JsonLines, Megatron, Parquet, Tar, TextLines, Tokens
@@ -283,6 +284,26 @@ def test_a_process_forked_by_wish_says_why_it_cannot_read(files: Path, served: S
     loader = penstock.DataLoader(data, batch_size=5, num_workers=1, multiprocessing_context="fork")
     with loader, pytest.raises(RemoteError, match=r"threads of obstore do not survive a fork.*forkserver"):
         list(loader)
+
+
+def test_a_forked_process_never_frees_a_store_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[int] = []
+
+    class Connected:
+        def __del__(self) -> None:  # obstore's takes a lock here, which a thread of the parent may have held
+            freed.append(os.getpid())
+
+    monkeypatch.setattr(store, "_connect", lambda *args: Connected())
+    remote = store.Remote("s3://bucket", "", {})
+    of_parent = id(remote._connected())
+    pid = os.fork()
+    if pid == 0:
+        its_own = id(remote._connected())
+        del remote
+        os._exit(of_parent == its_own or freed != [os.getpid()])  # only the child's own
+    assert os.waitpid(pid, 0)[1] == 0
+    del remote
+    assert freed == [os.getpid()]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import re
@@ -26,7 +27,9 @@ from penstock._remote.urls import (
     split,
     suspicious,
 )
+from penstock._system.interrupts import LiveObjects
 from penstock._system.panics import NO_PANICS
+from penstock._system.platform import register_at_fork
 from penstock.errors import RemoteError, RemoteFileNotFound
 
 T = TypeVar("T")
@@ -214,6 +217,7 @@ class Remote:
         with self._lock:
             if self._store is None:
                 self._store = _connect(self._root, self._user, self._storage)
+                _live.add(self._store)
             return self._store
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -221,6 +225,21 @@ class Remote:
 
     def __repr__(self) -> str:
         return f"Remote({redacted(self._root)!r})"
+
+
+_live = LiveObjects[Store]()
+
+
+def _leak() -> None:
+    """Keeps the parent's stores in a forked child forever, because freeing one may block.
+
+    obstore closes its connections then, for which it needs a lock that a thread of the parent may have held.
+    """
+    for store in _live:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))  # a global would be cleared at the interpreter's exit
+
+
+register_at_fork(after_in_child=_leak)
 
 
 def remotes(urls: Sequence[str], storage: Storage) -> list[tuple[Remote, str]]:
