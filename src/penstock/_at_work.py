@@ -1,4 +1,4 @@
-"""Records which sample or step each thread computes, for `penstock.rng()` and `penstock.get_worker_info()`."""
+"""Records which sample or step each thread is computing, for `penstock.rng()` and `penstock.get_worker_info()`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Source:
         raise NotImplementedError
 
     def rng_of(self, key: Any) -> Generator:
-        """Returns a new generator, the one that a sample with this key would have."""
+        """Returns a new generator for a sample with this key."""
         raise NotImplementedError
 
     def each(self, keys: Sequence[Any]) -> Iterator[Any]:
@@ -38,7 +38,7 @@ class Source:
 
 
 class _AtWork(threading.local):
-    """The `Source` that each thread works on. It is None in threads that a dataset starts; `rng()` raises there."""
+    """The `Source` that each thread is working on. In threads that a dataset starts, it is None: `rng()` raises."""
 
     source: Source | None = None
 
@@ -48,7 +48,7 @@ at_work = _AtWork()
 
 @contextmanager
 def among(rows: Sequence[int], n: int) -> Iterator[None]:
-    """Restricts a step with `n` rows to these rows inside the `with` block: see `penstock.each`."""
+    """Inside the `with` block, restricts a step with `n` rows to `rows`: see `penstock.each`."""
     source = at_work.source
     if source is None:
         yield
@@ -63,7 +63,7 @@ def among(rows: Sequence[int], n: int) -> Iterator[None]:
 
 
 class _Parts(Source):
-    """Gives each part of a sample, such as a document of a packed row, random numbers that belong to its own key."""
+    """Gives each part of a sample, such as a document in a packed row, the random numbers of the part's own key."""
 
     def __init__(self, keys: Sequence[Any], outer: Source) -> None:
         self._keys, self._outer = keys, outer
@@ -101,7 +101,7 @@ class _Parts(Source):
 
 @contextmanager
 def parts_of_samples(keys: Sequence[Any]) -> Iterator[None]:
-    """Inside the `with` block, `rng()` and `each(keys)` refer to these parts of the current samples."""
+    """Inside the `with` block, `rng()` and `each(keys)` refer to the parts of samples that have these keys."""
     if at_work.source is None:
         yield
         return

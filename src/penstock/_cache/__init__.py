@@ -1,1 +1,1 @@
-"""Caches that all processes of a machine share: pieces of remote files on disk, and decoded blocks in memory."""
+"""Caches shared by all processes on a machine: pieces of remote files on disk, and decoded blocks in memory."""

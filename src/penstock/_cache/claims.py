@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from penstock._cache.uses import Uses
 
 MOST_NEEDS = 4096
-"""The largest number of blocks in a claim, and of rows in an inventory (the list of shared blocks)."""
+"""The largest number of blocks in a claim."""
 
 ROW = np.dtype([(name, "<i8") for name in ("block", "pid", "fd", "inode", "nbytes", "number")])
-"""dtype of an inventory's rows: a decoded block, and the process that has it. A free row is all zeros.
+"""The dtype of an inventory's rows. Each row names a decoded block and the process that has it, or is all zeros.
 
 `number` is the block's sequence number among all decoded blocks of the table.
 """
@@ -47,8 +47,8 @@ def near(uses: Uses, position: int) -> NDArray[np.int64]:
 def surplus(rows: Rows, claims: Sequence[Claim], coming: int = 0) -> NDArray[np.bool_]:
     """Returns a mask of the blocks to drop before `coming` bytes are added.
 
-    Drops the oldest blocks that no loader claims, until the unclaimed blocks and the `coming` bytes take up at most
-    `keep` bytes. This limit is the largest `keep` of all claims.
+    These are the oldest blocks that no loader claims. The other unclaimed blocks and the `coming` bytes fit into the
+    largest `keep` of all claims.
     """
     keep = max((claim.keep for claim in claims if claim.keep is not None), default=0)
     newest = np.argsort(-rows["number"])

@@ -1,6 +1,6 @@
-"""Locks between all threads and processes of a machine. The kernel releases a lock when its holder dies.
+"""Locks between all threads and processes on a machine. The kernel releases a lock when its holder dies.
 
-Every wait for a lock has a time limit, because the holder may be suspended (SIGSTOP), or may be an unrelated program.
+Every wait for a lock has a time limit, because the holder may be suspended (SIGSTOP) or be an unrelated program.
 """
 
 from __future__ import annotations
@@ -32,10 +32,7 @@ class LockError(OSError):
 
 
 class LockPatience:
-    """Remembers that a wait for a lock has timed out.
-
-    For the next `trust.LONGEST` seconds, all waits for locks in the same file fail at once.
-    """
+    """Makes waits for locks in a file fail at once for `trust.LONGEST` seconds after one of them has timed out."""
 
     def __init__(self) -> None:
         self._until = 0.0
@@ -52,7 +49,7 @@ class LockPatience:
 
 
 class ByteLock:
-    """A lock on one byte of the file that `opened()` opens. Each object is used once, usually by `with_loan`.
+    """A lock on one byte of the file that `opened()` opens. Each object is used once, usually through `with_loan`.
 
     The byte may lie beyond the end of the file, so one file can hold up to 2**62 locks. The lock belongs to a file
     descriptor (`F_OFD_SETLK`), so it also works between threads. A forked child closes its copy of the descriptor.
@@ -114,7 +111,7 @@ class ByteLock:
 
 
 def again(fd: int) -> Callable[[], int]:
-    """Returns a function that opens the descriptor's file again, because each lock needs its own descriptor."""
+    """Returns a function that reopens the descriptor's file. Each lock needs its own descriptor."""
     return partial(os.open, f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
 
 
@@ -139,7 +136,7 @@ class _Holder(NamedTuple):
 
 
 def _holders(fd: int, byte: int) -> Iterator[_Holder]:
-    """Yields this user's processes that hold the lock on a byte, except those that `/proc` hides."""
+    """Yields this user's processes that hold the lock on this byte, except processes that `/proc` hides."""
     file = os.fstat(fd)
     for pid in trust.processes(os.geteuid()):
         with suppress(OSError):  # the process has ended, or is hidden from us

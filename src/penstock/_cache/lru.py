@@ -20,7 +20,7 @@ class _Kept(Generic[T]):
 
 
 class LruCache(Generic[K, T]):
-    """A cache of `most` bytes that drops the least recently used values, but always keeps at least one value.
+    """A cache of up to `most` bytes that drops the least recently used values, but always keeps at least one value.
 
     If several threads request a missing value, one reads it and the others wait. A forked child inherits the values.
     """
@@ -30,7 +30,7 @@ class LruCache(Generic[K, T]):
         self.dropped = 0
         """Number of values dropped so far."""
         self.needed: set[K] = set()
-        """Keys of values that must stay and do not count towards `most`. A `Keeper` updates them every 50 ms."""
+        """Keys of values that must stay and do not count towards `most`. A `Keeper` updates this set every 50 ms."""
         # Changed under the lock, but read without it. So a use only numbers the entry: if it moved the entry, another
         # thread might look for the entry while it is in neither place.
         self._values: dict[K, _Kept[T]] = {}

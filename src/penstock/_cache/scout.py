@@ -19,10 +19,10 @@ from penstock._system.threads import started
 from penstock.plan._forecast import Forecast
 
 AHEAD = 512 << 20
-"""The largest number of bytes to fetch ahead of time. A fast network transfers them in a few seconds."""
+"""The largest number of bytes to fetch ahead of time. A fast network transfers this much in a few seconds."""
 
 NEAR = 128 << 20
-"""The cache always makes room for the next NEAR bytes (a quarter of a small cache): see `lookout`."""
+"""The cache makes room for the next NEAR bytes, but at most a quarter of its size: see `lookout`."""
 
 THREADS = 16
 

@@ -1,4 +1,4 @@
-"""Computes when each block is used next, from a loader's forecast (the keys that it will read)."""
+"""Computes when each block is used next, from a loader's forecast (the keys that the loader will read)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ class Uses(NamedTuple):
     stop: NDArray[np.int64]  # the position after the last one that uses the block
 
     def before(self, number: int, position: int) -> Uses:
-        """Returns the first `number` uses.
-
-        They are valid until the loader is halfway to the first use that was left out.
-        """
+        """Returns the first `number` uses, valid until the loader is halfway to the first use that is left out."""
         until = max(position + 1, (position + int(self.first[number])) // 2)
         return Uses(min(self.until, until), self.blocks[:number], self.first[:number], self.stop[:number])
 
@@ -73,7 +70,7 @@ def _of_spans(sources: Sequence[Blocked], blocks: Sequence[Grouping], epoch: int
 
 
 def _of_keys(forecast: Forecast, sources: Sequence[Blocked], at: int, end: int) -> tuple[list[_UseArrays], int]:
-    """Returns up to about `_MOST` uses from position `at` on, and the position where the search stopped."""
+    """Returns up to about `_MOST` uses from position `at` onwards, and the position where the search stopped."""
     parts: list[_UseArrays] = []
     count = 0
     while at < end and count < _MOST:
