@@ -1,4 +1,4 @@
-"""The figures of a loader, which show where its time goes and what to do about it."""
+"""Figures that show where a loader's time goes and what to do about it."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""The numbers that verdicts are based on: where the time of the loop and of its workers went after start-up."""
+"""The numbers that verdicts are based on: where the loop and the workers spent their time after start-up."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Facts:
 
     @cached_property
     def begun(self) -> float:
-        """The start-up time that was spent in `iter()`, in seconds. It does not count as waiting."""
+        """The seconds of start-up spent in `iter()`, which do not count as waiting."""
         first = self.stats.first_batch or FirstBatch()
         return first.start * self._starts(self.period)
 
@@ -106,7 +106,7 @@ class Facts:
 
     @cached_property
     def busy(self) -> float:
-        """The time of work in seconds, summed over workers. Without workers, it is the loop's own loading time."""
+        """The workers' busy time in seconds, summed over workers. Without workers, the loop's own loading time."""
         return max(1e-9, self._sum("busy") or (0.0 if self.workers else self.waited))
 
     @cached_property
@@ -119,7 +119,7 @@ class Facts:
         return self.busy / self.present
 
     def idle_share(self, why: str) -> float:
-        """Returns the share of the workers' time in which they were idle for the reason `why`.
+        """Returns the share of the workers' time in which they were idle, for one of two reasons.
 
         "task": they had no task although the loop waited. "room": enough batches were ready.
         """

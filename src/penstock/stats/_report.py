@@ -1,6 +1,6 @@
 """The report: an HTML page of a loader's figures, made only from a `Stats`.
 
-The page contains its style and its script. Its Content-Security-Policy forbids all requests and all other scripts.
+The page contains its own style and script. Its Content-Security-Policy forbids all requests and all other scripts.
 All numbers are on the page as text and tables; the script only shows them next to the mouse pointer.
 """
 

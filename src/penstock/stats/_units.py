@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def seconds(value: float) -> str:
-    """Formats a duration: `850 µs`, `1.25 ms`, `12.5 s`, `2 min 05 s`, `3 h 20 min`."""
+    """Formats a duration, such as `850 µs`, `1.25 ms`, `12.5 s`, `2 min 05 s` or `3 h 20 min`."""
     if not value:
         return "0 s"
     if value < 0.9995e-3:
@@ -20,7 +20,7 @@ def seconds(value: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Formats a number of bytes with decimal units: `512 B`, `1.5 kB`, `150 MB`."""
+    """Formats a number of bytes with decimal units, such as `512 B`, `1.5 kB` or `150 MB`."""
     if nbytes < 999.5:
         return f"{nbytes:.0f} B"
     for unit in ("kB", "MB", "GB"):
@@ -36,7 +36,7 @@ def count(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """Formats a share from 0 to 1 as `34 %`, as `0.4 %` below 1 %, or as `<0.1 %` instead of rounding to 0."""
+    """Formats a share from 0 to 1: `34 %`, `0.4 %` (below 1 %), or `<0.1 %` if rounding would give 0."""
     if 0 < value < 0.0005:
         return "<0.1 %"
     return f"{value:.1%}".replace("%", " %") if 0 < value < 0.00995 else f"{value:.0%}".replace("%", " %")

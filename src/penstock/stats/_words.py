@@ -40,7 +40,7 @@ def _cpus(facts: Facts) -> str:
 
 
 def _parts(facts: Facts) -> str:
-    """Returns the parts of the workers' busy time, longest first, such as "fetch 80 %, collate 20 %"."""
+    """Returns the parts of the workers' busy time as text, longest first, such as "fetch 80 %, collate 20 %"."""
     shares = sorted(((facts.part(name), name) for name in ("fetch", "collate", "write")), reverse=True)
     return ", ".join(f"{name} {share(part)}" for part, name in shares if part >= 0.005)
 
@@ -49,7 +49,7 @@ def _parts(facts: Facts) -> str:
 
 
 def use_workers(facts: Facts, workers: int) -> str:
-    """Returns `num_workers=...`, with a warning if another number of workers changes the random numbers."""
+    """Returns `num_workers=...`, with a warning if a new number of workers would change the random numbers."""
     if facts.depends_on_workers:
         return f"num_workers={workers} in the next run (without seed=, this changes your samples' random numbers)"
     return f"num_workers={workers}"
