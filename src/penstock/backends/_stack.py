@@ -62,10 +62,7 @@ class _StackRequest:
 
 
 def ask(processes: Sequence[tuple[int, int]], fd: int) -> list[str]:
-    """Returns the stack of each process, which is given as (pid, pidfd), with the innermost call first.
-
-    The stack is "" for a process that is idle or does not answer.
-    """
+    """Returns the stack of each (pid, pidfd), innermost call first; "" if a process is idle or does not answer."""
     asked = [_asked(pid, pidfd, fd) for pid, pidfd in processes]
     waited_for = [one for one in asked if one is not None]
     deadline = time.monotonic() + _PATIENCE
@@ -105,7 +102,7 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}
 
 
 def waits_for_thread(pid: int) -> bool:
-    """True if the main thread is waiting for another thread, for example at a lock, or if this is not known."""
+    """True if the process's main thread is waiting for another thread (such as at a lock), or if this is unknown."""
     try:
         calls = Path(f"/proc/{pid}/syscall").read_text().split()
     except OSError:
@@ -121,7 +118,7 @@ def of_thread(ident: int | None) -> str:
 
 
 def _user_calls(calls: list[str]) -> str:
-    """Joins the calls, without penstock's frames around the user's code. Returns "" if the worker is idle."""
+    """Joins the calls, leaving out penstock's frames around the user's code. Returns "" if the worker is idle."""
     if calls and re.search(_WAITING, calls[0]):
         return ""
     first = next((at for at, call in enumerate(calls) if re.search(_OURS, call)), len(calls))

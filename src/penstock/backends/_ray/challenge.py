@@ -10,7 +10,7 @@ A proof is the HMAC-SHA256, with the token as the key, of PREFACE, the prover's 
 new for each connection, so a recorded proof is worthless in another connection. The roles differ, so a proof that is
 sent back to its author proves nothing.
 
-Each end is a state machine, which takes the bytes that it waits for in pieces of any size:
+Each end is a state machine. Messages may arrive in pieces of any size:
 
     Driver   GREETED: 41 bytes -> PROVED: 36 bytes -> TOLD: as many as the worker has announced -> DONE
     Worker   GREETED: 73 bytes -> LET_IN: 1 byte -> DONE
@@ -54,7 +54,7 @@ class Refused(Exception):
 
 
 class Challenge:
-    """Authenticates one end of a connection. The caller sends `greeting`, and then receives up to `wants` bytes."""
+    """One end of the authentication. The caller sends `greeting`, then passes up to `wants` bytes to `receive`."""
 
     greeting = b""
 
@@ -125,7 +125,7 @@ class DriverEnd(Challenge):
 
 
 class WorkerEnd(Challenge):
-    """The worker's end, which sends first. It describes itself only after the driver has proved its identity."""
+    """The worker's end, which sends first, but sends the hello only after the driver has proved its identity."""
 
     def __init__(self, token: bytes, nonce: bytes, hello: bytes) -> None:
         super().__init__(token, nonce, len(PREFACE) + NONCE_SIZE + PROOF_SIZE)

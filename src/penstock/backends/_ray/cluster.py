@@ -2,15 +2,15 @@
 
 It relies on these facts about Ray 2.60:
 
-- After `ray.shutdown()`, almost any call of Ray starts a new cluster. So `is_there` is checked before every call.
+- After `ray.shutdown()`, almost any call to Ray starts a new cluster. So `is_there` is checked before every call.
 - The callback of a future must not call Ray: `ray.kill` would wait for the thread in which the callback runs. A
-  reference whose callback is pending must not be dropped: that aborts the process.
+  reference must not be dropped while its callback is pending, because that aborts the process.
 - Methods of a plain actor run in the actor's main thread, which the user's code may need. With concurrency groups,
   they run in other threads.
 - A node that is cut off from the network counts as alive for 15 s or longer, and its resources count as free. An
   actor that is placed on such a node waits until Ray declares the node dead.
-- An actor's class is pickled by value if it is local to a function. So a node without penstock can unpickle it, and
-  report that penstock is missing.
+- An actor's class is pickled by value if it is local to a function. So a node without penstock can unpickle the
+  class, and report that penstock is missing.
 """
 
 from __future__ import annotations
@@ -136,10 +136,7 @@ def _wanted(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _elsewhere(options: dict[str, Any], avoid: Collection[str]) -> dict[str, Any]:
-    """Returns the options, with a preference for nodes that are not in `avoid`.
-
-    No preference is added if the user has chosen a scheduling strategy.
-    """
+    """Makes the options prefer nodes that are not in `avoid`, unless the user chose a scheduling strategy."""
     if not avoid or options["scheduling_strategy"] not in ("SPREAD", "DEFAULT"):
         return options
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerAddress"] in avoid]

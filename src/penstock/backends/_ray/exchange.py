@@ -4,8 +4,8 @@ Each connection has a thread that receives batches directly into the slabs (the 
 next task. So workers are busy while the caller is in its training step. The caller's thread and these threads share
 one `Exchange`.
 
-Only the connection's thread reports the end of its worker, as its last act. So once the engine knows that a worker is
-lost, no byte from that worker is written to a slab any more, even if the worker is alive.
+Only the thread of a worker's connection reports that the worker is lost, as its last act. So once the engine knows of
+the loss, no byte from that worker is written to a slab any more, even if the worker is alive.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from penstock.backends._ray.remote import Cluster, ProcessEnd, RemoteWorker, Rem
 # longer tasks the gain would be small, and another worker might have begun the second task earlier.
 _QUICK = 50_000_000  # ns
 
-# Seconds to wait for Ray's reason after the connection of a worker has ended.
+# Seconds to wait for Ray's reason after a worker's connection has ended.
 _REASON = 0.5
 
 # Seconds to wait until Ray has killed workers. If the cluster is gone, that may take forever.
@@ -196,7 +196,7 @@ class Exchange:
     def _receive_reply(
         self, remote: RemoteWorker, link: Link, seq: int, piece: tuple[int, int], strays: int, figures: int
     ) -> None:
-        """Receives a reply, its bytes for the slab, and its strays. `piece` is (offset, size) in the slab."""
+        """Receives a reply, its batch, and its strays. `piece` is the batch's (offset, size) in the slab."""
         start, size = piece
         data = link.receive(REPLY.size + figures + strays * STRAY.size)
         reply, told = bytes(data[: REPLY.size]), data[REPLY.size : REPLY.size + figures]
@@ -301,7 +301,7 @@ class Exchange:
         return Lost(remote.id, seq, at, remote.who, how, signal, end.cause)
 
     def _forget(self, remote: RemoteWorker) -> tuple[int | None, int]:
-        """Removes a worker. Returns the task that it may have been running, or None, and that task's step count."""
+        """Removes a worker. Returns the task that it may have been running (or None), and the task's step count."""
         with self._lock:
             remote.state = RemoteWorkerState.GONE
             seq = self._ledger.lose(remote.id)
@@ -315,7 +315,7 @@ class Exchange:
         return seq, steps
 
     def _silent_nodes(self) -> dict[str, float]:
-        """Returns how many seconds each silent node has been silent. A node is tried again after a minute."""
+        """Returns for how many seconds each silent node has been silent. After a minute, a node is tried again."""
         now = time.monotonic()
         with self._lock:
             self._silent = {node: since for node, since in self._silent.items() if now < since + _SILENT}

@@ -1,16 +1,16 @@
-"""Keeps track of tasks that wait at the driver, the tasks of each worker, and the workers that leave. Does no I/O.
+"""Keeps track of waiting tasks, each worker's tasks, and leaving workers. Does no I/O.
 
     task     WAITING --deal--> AT a worker --answering--> ARRIVING --answered--> forgotten
              WAITING --rescind--> forgotten
              AT a worker --rescind--> VOID --answering, answered--> forgotten
-             AT a worker, ARRIVING, VOID --lose--> the oldest is blamed and forgotten, the others WAIT, if not VOID
+             AT a worker, ARRIVING, VOID --lose--> the oldest is blamed and forgotten, the others WAIT, unless VOID
     worker   COMING --join--> idle or at work --leave--> gone        any --halt--> HALTED --lose--> gone
 
-Tasks wait at the driver for the next free worker. A worker gets a second task only if its tasks are quick, so that it
-does not idle while its reply is in flight.
+Tasks wait at the driver for the next free worker. A worker whose tasks are quick gets a second task, so that
+it does not idle while its reply is in flight.
 
-Workers answer in the order of their tasks. A task that is rescinded while a worker has it becomes void, and the
-driver drops the answer. The slab (the memory for the batch) is free at once, because only the driver writes to it.
+Workers answer their tasks in order. A task that is rescinded while a worker has it becomes void, and the driver drops
+the answer. The task's slab (the memory for the batch) is free at once, because only the driver writes to slabs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Ledger:
         insort(self._waiting.setdefault(self._seat_of[seq], []), seq)
 
     def rescind(self, seq: int) -> bool:
-        """Withdraws a task, which frees its slab. Returns False if its answer has arrived or is arriving."""
+        """Withdraws a task and frees its slab. Returns False if the task's answer has arrived or is arriving."""
         if seq not in self._seat_of or seq in self._arriving:
             return False
         if seq in self._holder:
@@ -76,7 +76,7 @@ class Ledger:
         return True
 
     def answered(self, worker: int, quick: bool) -> None:
-        """Records that the worker's oldest task is done. A quick worker may get its next task in advance."""
+        """Records that a worker's oldest task is done. If it was `quick`, the worker may get a task in advance."""
         self._forget(self._hands[worker].popleft())
         (self._quick.add if quick else self._quick.discard)(worker)
         self._sort(worker)
@@ -107,10 +107,7 @@ class Ledger:
         return None
 
     def _sort(self, worker: int) -> None:
-        """Records whether a worker is free, and whether it may get a second task.
-
-        It may not get a second task while an exit request is open.
-        """
+        """Records if a worker is free or may get a second task (not while an exit request is open)."""
         self._free.pop(worker, None)
         self._ready.pop(worker, None)
         if worker in self._halted:
@@ -138,7 +135,7 @@ class Ledger:
             self._sort(worker)
 
     def lose(self, worker: int) -> int | None:
-        """Removes a dead worker. Returns the task it may have been running. Its other tasks wait again."""
+        """Removes a dead worker. Returns the task that it may have been running. Its other tasks wait again."""
         hand = self._hands.get(worker, deque())
         first = hand[0] if hand and hand[0] not in self._void else None
         for at, seq in enumerate(hand):
@@ -206,7 +203,7 @@ class Ledger:
         return left
 
     def check(self) -> None:
-        """Raises AssertionError if an invariant does not hold. It visits every task, so only tests call it."""
+        """Raises AssertionError if an invariant does not hold. Visits every task, so only tests call this."""
         waiting = [seq for seqs in self._waiting.values() for seq in seqs]
         at = [seq for hand in self._hands.values() for seq in hand]
         assert len({*waiting, *at}) == len(waiting) + len(at), "a task is in one place"
