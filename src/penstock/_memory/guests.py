@@ -1,9 +1,9 @@
-"""Guests: other libraries, such as torch, whose arrays a batch may contain in addition to numpy's.
+"""Guests: libraries other than numpy, such as torch, whose arrays a batch may contain.
 
 The core does not import any guest, and names guests only in `GUESTS`. A class belongs to a guest if its module, or
 the module of one of its base classes, is inside the guest's package. When such a class is first seen, the penstock
-module listed in `GUESTS` is imported. Its `GUEST` object decides how leaves of the class are stored in a slab,
-pickled, converted, copied and pinned.
+module listed in `GUESTS` is imported. That module's `GUEST` object decides how leaves of the class are stored in a
+slab, pickled, converted, copied and pinned.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RANKS: dict[str, Callable[[Any], tuple[int, int] | None]] = {
     "ray.train": _ranks_in_ray,
     "jax._src.distributed": _ranks_in_jax,
 }
-"""Functions that get a library's module and return (rank, number of ranks), or return None, or raise anything."""
+"""By module name, functions that take the module and return (rank, number of ranks) or None. They may also raise."""
 
 
 def ranks_of_libraries() -> tuple[int, int] | None:
@@ -53,20 +53,20 @@ def ranks_of_libraries() -> tuple[int, int] | None:
 
 
 MakeLeaf = Callable[[tuple[int, ...], Any, Any, int], Any]
-"""Makes a leaf from its shape, its dtype, an array of bytes, and an offset into it: a view, like `np.ndarray`.
+"""Makes a leaf as a view, like `np.ndarray`: from a shape, a dtype, a byte array, and an offset into this array.
 
-All other such functions are defined at module level, so that a layout pickles them by name, and the receiving process
-imports what they need.
+Any other such function is defined at module level, so that a layout can pickle it by name, and the receiving process
+imports what it needs.
 """
 
 Spot = tuple[MakeLeaf, tuple[int, ...], Any, int]
-"""The location of a leaf in its slab: a MakeLeaf function, and its arguments except the array of bytes."""
+"""The location of a leaf in its slab: a MakeLeaf function, and all its arguments but the byte array."""
 
 
 class LateLeaves(NamedTuple):
-    """A batch of numpy arrays, which `make` replaces by leaves of a guest when the batch is opened in the caller.
+    """A batch of numpy arrays, which `make` replaces by a guest's leaves when the batch is opened in the caller.
 
-    A worker thus writes and describes numpy arrays, and does not create objects of the guest.
+    So workers handle only numpy arrays, and create no objects of the guest.
     """
 
     batch: Any
@@ -74,7 +74,7 @@ class LateLeaves(NamedTuple):
 
 
 Reduce = Callable[[Any], Any]
-"""Does the same as `__reduce_ex__(5)`, or returns NotImplemented for pickle's default way. May use PickleBuffers."""
+"""Works like `__reduce_ex__(5)`, or returns NotImplemented to request pickle's default. May use PickleBuffers."""
 
 
 class Handler(NamedTuple):
@@ -93,15 +93,15 @@ class Guest(Protocol):
     """The interface of a guest's `GUEST` object: what penstock must know about a library such as torch."""
 
     reducers: Mapping[type, Reduce]
-    """For each exact class, a function that pickles its instances when they are inside other objects of a batch."""
+    """Maps exact classes to functions that pickle instances nested in other objects of a batch."""
 
     def handler(self, kind: type) -> Handler | None:
         """Returns the handler for leaves of this class, or None if none is needed."""
 
     def shipping(self) -> Mapping[type, Reduce]:
-        """Returns a mapping from classes (without their subclasses) to functions that pickle instances.
+        """Returns functions that pickle the instances in a dataset, by exact class.
 
-        Called once for each dataset to pickle, because the functions may remember what they have pickled.
+        Called once for each dataset that is pickled, because the functions may remember what they have pickled.
         """
 
     def is_parameters(self, state_dict: Any) -> bool:
@@ -116,7 +116,7 @@ class Guest(Protocol):
 _met: dict[str, Guest] = {}
 
 REDUCERS: dict[type, Reduce] = {}
-"""The functions that pickle numpy arrays and the classes of all guests seen so far, by class."""
+"""Maps classes to functions that pickle their instances: numpy arrays, and the classes of guests seen so far."""
 
 
 def guest_in(module: object) -> Guest | None:
@@ -133,13 +133,13 @@ def guest_in(module: object) -> Guest | None:
 
 
 def guest_of(kind: type) -> str | None:
-    """Returns the package name of the guest library that a class belongs to, such as "torch", or None."""
+    """Returns the name of the guest that a class belongs to, such as "torch", or None."""
     packages = [base.__module__.partition(".")[0] for base in kind.__mro__]
     return next((name for name in packages if name in GUESTS), None)
 
 
 def all_met() -> bool:
-    """True if penstock's module is loaded for each imported guest."""
+    """True if penstock's own module is loaded for every imported guest."""
     for name in GUESTS:  # noqa: SIM110 - any() takes 0.3 us more for each pickle
         if name not in _met and name in sys.modules:
             return False
@@ -157,14 +157,14 @@ def can_pin() -> bool:
 
 
 def meet_imported() -> None:
-    """Imports penstock's own module for each imported guest. This is done before a fork."""
+    """Imports penstock's own module for each imported guest. Called before a fork."""
     for name in GUESTS:
         if name in sys.modules:
             guest_in(name)
 
 
 def tensor_functions() -> Any:
-    """Returns penstock's module of functions from arrays to tensors. Imports torch."""
+    """Returns the module of penstock's functions that use torch. Imports torch."""
     guest_in("torch")
     return import_module("penstock.torch._arrays")
 
@@ -184,11 +184,11 @@ def _handler(kind: type) -> Handler | None:
 
 
 HANDLERS: Mapping[type, Handler | None] = MemoTable(_handler)
-"""Maps any class to its handler, or to None if the class belongs to no guest."""
+"""Maps any class to its handler, or to None if the class has none."""
 
 
 class Shipping(dict[type, "Reduce | None"]):
-    """Maps each class to the function that pickles its instances, or to None. Each table is for one dataset."""
+    """The table for one dataset, which maps each class to the function that pickles its instances, or to None."""
 
     def __init__(self) -> None:
         super().__init__()

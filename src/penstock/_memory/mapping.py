@@ -74,7 +74,7 @@ def grow(fd: int, size: int) -> None:
 
 
 def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = True) -> Any:
-    """Maps a file's shared bytes, or private memory if `fd` is None. The last reference to the result unmaps them.
+    """Maps a file's shared bytes, or private memory if `fd` is None, until the last reference to the result is gone.
 
     The result is a ctypes array, for `np.frombuffer`, `view_of` and `struct`.
     """

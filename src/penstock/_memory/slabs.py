@@ -10,14 +10,14 @@ backends use private memory, which is divided into extents in the same way.
 Weak references to plain numpy arrays tell when memory can be unmapped and (as leases) when a slab comes back from the
 caller. This is safe because the garbage collector does not track numpy arrays: the callback is called when the array
 is deallocated, and never while a finalizer could still bring the array back. For an object that the collector tracks,
-such as a ctypes array, the callback is called before the finalizers run.
+such as a ctypes array, the callback would be called before the finalizers run.
 
-In numpy, every view refers to the array that owns the memory, here the slab's root array. torch and DLPack refer to
-the numpy array. So the callback for the root is called exactly once, when no object of this process can reach the
-slab any more.
+In numpy, every view refers to the array that owns the memory, here the slab's root array. torch tensors and DLPack
+capsules refer to the numpy array. So the callback for the root is called exactly once, when no object of this process
+can reach the slab any more.
 
-If the program forks, the child also has the batches on loan, in the same memory, and may read them for as long as it
-lives. So a slab that is on loan at a fork is used again only after the child has ended.
+After a fork, the child shares the memory of the batches on loan, and may read these batches for as long as it lives.
+So a slab that is on loan at a fork is used again only after the child has ended.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Arena:
         self._extents: dict[int, Any] = {}  # by offset; see `mapped`
 
     def root(self, region: Region) -> NDArray[np.uint8]:
-        """Returns a new array over the whole region. It stays alive as long as any view of it."""
+        """Returns a new array over the whole region. Every view of the array keeps it alive."""
         buffer = self._extents.get(region.extent)
         if buffer is None:
             buffer = self._extents[region.extent] = mapped(self.fd, region.length, region.extent)
@@ -195,7 +195,7 @@ class Leases:
         self._returned.append(slab)
 
     def collect(self) -> list[int]:
-        """Returns the slabs that were given back since the last call and can be used again."""
+        """Returns the slabs that have become free since the last call."""
         slabs = []
         while self._returned:
             back = self._returned.popleft()
@@ -229,7 +229,7 @@ class Leases:
                 lease.forks = (*lease.forks, fork)
 
     def close(self) -> None:
-        """Forgets all forks and ignores later ones, because slabs are not used again. Lent bytes still count."""
+        """Forgets all forks, and ignores later ones, as no slab is used again. `nbytes` still counts lent slabs."""
         self._shared = False
         self._inherited.clear()
         for lease in self._lent.copy().values():
@@ -244,7 +244,7 @@ class Leases:
 _all = LiveObjects[Leases]()
 
 own_fork = threading.local()
-"""`own_fork.now` is True while penstock itself forks a worker, which does not read any batch on loan."""
+"""`own_fork.now` is True while penstock itself forks a worker (which reads no batch on loan)."""
 
 _birth = threading.local()
 """`_birth.fork` is the witness (see `forks.py`) of the fork that this thread is about to make."""

@@ -1,4 +1,4 @@
-"""Takes nested structures apart into a list of leaves, from left to right, and a Spec of how the leaves are nested.
+"""Splits a nested structure into a list of leaves, from left to right, and a Spec of how the leaves are nested.
 
 Containers are dict, list, tuple, and all classes that have a form (see `forms.py`). Everything else is a leaf, and so
 is a container that cannot be rebuilt from its parts. A batch for another process is taken apart by `flatten_exactly`,
@@ -17,7 +17,7 @@ from typing import Any
 from penstock._memory.forms import EXACT_FORMS, FORMS, LEAVES, MARKED, Form, MemoTable
 
 MAX_DEPTH = 64
-"""The largest depth of nested containers. Deeper structures are assumed to contain themselves."""
+"""The greatest allowed nesting depth of containers. A cycle is detected when it exceeds this depth."""
 
 
 class Spec:
@@ -92,7 +92,7 @@ def flatten(tree: object) -> tuple[list[object], Spec]:
 
 
 def flatten_exactly(tree: object) -> tuple[list[object], Spec] | None:
-    """Does the same as `flatten`, but takes a container apart only if pickle would save the same parts.
+    """Works like `flatten`, but takes a container apart only if pickle would save the same parts.
 
     Returns None if only pickle can preserve the structure: if a container occurs twice, contains itself, or is nested
     deeper than MAX_DEPTH.
@@ -178,9 +178,9 @@ def _walk(
 
 
 def _spec(kind: type, keys: Hashable, children: tuple[Spec | None, ...] | None, size: int) -> Spec:
-    """Returns the Spec for these parts from the table, which creates a missing one.
+    """Looks up the Spec for these parts in the table, and creates it if it is missing.
 
-    Two threads may create equal Specs for the same structure. This does no harm.
+    Two threads may create equal Specs for the same structure, which does no harm.
     """
     key = (kind, keys, children, size)
     spec = _SPECS[key]
@@ -193,7 +193,7 @@ _SPECS: MemoTable[tuple[Any, ...], Spec] = MemoTable(lambda key: Spec(*key))
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """True if two equal keys also have the same types, unlike 1 and True."""
+    """True if two equal `keys` also agree in the types of their items, unlike (1,) and (True,)."""
     if type(one) is not tuple:
         return True
     return all(map(is_, one, other)) or all(map(is_, map(type, one), map(type, other)))

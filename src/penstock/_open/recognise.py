@@ -24,7 +24,7 @@ from penstock.formats._registry import load_entry_points, registered
 from penstock.source._folders import PICTURES, folders_below
 
 FormatClass = type[Any]
-"""A class that reads files. Its `suffixes`, `companions` and `matches` determine which files (see `Format`)."""
+"""A class that reads files. Its `suffixes`, `companions` and `matches` say which ones (see `Format`)."""
 
 # Formats are tried in this order. ImageFolder is chosen by the names of the files in a folder.
 _OURS: tuple[FormatClass, ...] = (
@@ -129,7 +129,7 @@ def _paired(files: list[AnyFile]) -> list[AnyFile]:
 
 
 def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
-    """Leaves out files that an index.json lists, such as LitData's chunks. Also leaves out other index.json files."""
+    """Leaves out files that belong to an index.json, such as LitData's chunks, and any unrecognised index.json."""
     others: set[str] = set()
     names = tuple(end for end in _ends() if not end.startswith("."))
     for file in files if len(files) > 1 else ():
