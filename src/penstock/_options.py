@@ -1,4 +1,4 @@
-"""The settings of a loader, each declared once, in `Options`. Backends declare their own arguments themselves."""
+"""The settings of a loader, each declared once, in `Options`. Backends declare their own arguments."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Face(Enum):
 
 
 class Show(IntEnum):
-    """Where the value of a setting is shown. Each level includes the places of the previous levels."""
+    """Where the value of a setting is shown. Each level includes the previous ones."""
 
     NOWHERE = 0
     FIGURES = 1  # with the figures of the loader, if it is not the default
@@ -305,7 +305,7 @@ class Options:
     is_unsplit: bool
     """True if all ranks read the same samples: a seed is given, and neither `shard=` nor a sampler splits them."""
     for_backends: Mapping[str, Any]
-    """The arguments that only backends understand, by name, with the values that the caller gave."""
+    """Maps the names of arguments that only backends understand to the values that the caller gave."""
 
     @classmethod
     def resolve(cls, *, is_stream: bool, **given: Any) -> Options:
@@ -354,14 +354,14 @@ class Options:
         return options
 
     def by_length(self) -> dict[str, Any]:
-        """Returns those settings about lengths that differ from their defaults. Resume states contain them."""
+        """Returns the `BY_LENGTH` settings (except `lengths`) that differ from their defaults, for resume states."""
         found = {name: getattr(self, name) for name in BY_LENGTH if name != "lengths"}
         found = {name: value for name, value in found.items() if value != OPTIONS[name].default}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     @property
     def power(self) -> int:
-        """The exponent in the cost of a batch, which is its number of rows times its padded length to this power."""
+        """The exponent in the cost of a batch: rows * padded length ** power."""
         return 2 if self.balance == "quadratic" else 1
 
     @property
@@ -399,7 +399,7 @@ def shown_names(least: Show = Show.FIGURES) -> list[str]:
 
 
 def _automatic(is_stream: bool, given: dict[str, Any]) -> tuple[str, ...]:
-    """Replaces each "auto" in `given` with a starting value, and returns the names of these settings."""
+    """Replaces each "auto" in `given` with a starting value. Returns the names of the settings that were "auto"."""
     auto = tuple(name for name, option in OPTIONS.items() if option.tuned and isinstance(given[name], str))
     for name in auto:
         if given[name] != "auto":
@@ -427,7 +427,7 @@ def _check_seed(given: dict[str, Any]) -> None:
 
 
 def _backend(given: dict[str, Any]) -> str:
-    """Returns the name of the backend: the given one, or processes if a start method is given, or the default."""
+    """Returns the name of the backend: the given one, else processes if a start method is given, else the default."""
     method = given["for_backends"].get(backends.registered(backends.PROCESS).argument)
     return given["backend"] or (backends.DEFAULT if method is None else backends.PROCESS)
 
@@ -550,8 +550,8 @@ _SCHEDULERS = (
 def this_rank(environment: Mapping[str, str]) -> RankShard:
     """Returns (rank, number of ranks), or (0, 1) if nothing says that this process is one of several ranks.
 
-    The environment variables of torchrun are read first, then imported libraries are asked, and then the environment
-    variables of schedulers are read.
+    Asks in this order: torchrun's environment variables, imported libraries, and the schedulers' environment
+    variables.
     """
     found = _of_variables(environment, _TORCHRUN) or ranks_of_libraries()
     return RankShard(*(found or _of_variables(environment, *_SCHEDULERS) or ONE))
@@ -561,7 +561,7 @@ _has_warned = False
 
 
 def warn_of_ranks(dataset: object) -> None:
-    """Warns once per process if it is one of several ranks but the loader's data is not split among the ranks."""
+    """Warns, at most once, if this process is one of several ranks but the data is not split among the ranks."""
     global _has_warned
     if _has_warned:
         return
@@ -599,7 +599,7 @@ def _of_variables(environment: Mapping[str, str], *launchers: tuple[str, str, st
 
 
 def _last_batch(is_stream: bool, given: dict[str, Any]) -> str:
-    """Returns how to treat an incomplete last batch. Raises ValueError if other settings do not allow it."""
+    """Returns how to treat an incomplete last batch. Raises ValueError if that conflicts with other settings."""
     choice, shard, drop_last = given["last_batch"], given["shard"], given["drop_last"]
     if drop_last and choice not in (None, "drop"):
         raise ValueError(f'drop_last=True means last_batch="drop", but last_batch={choice!r} was given too.')
@@ -676,7 +676,7 @@ def _check_lengths(is_stream: bool, given: dict[str, Any]) -> None:
 
 
 def _match_padding(given: dict[str, Any], pad: Pad | None) -> None:
-    """Makes `pad` use the lengths of the budget, so that no batch is wider than planned."""
+    """Makes `pad` use the buckets and the token budget of the plan, so that no batch is wider than planned."""
     given["buckets"] = checked_buckets("buckets", given["buckets"]) or None
     if pad is None:
         if given["buckets"] and (given["collate_fn"] is None or hasattr(given["collate_fn"], "into")):

@@ -1,7 +1,7 @@
-"""Decodes images to upright uint8 pixels, of shape (height, width, 3), or (height, width) for gray.
+"""Decodes images to upright uint8 pixels of shape (height, width, 3), or (height, width) for gray.
 
-An image is opened first, to find out its size, and decoded later, when it is known which pixels are needed. The extra
-"image" installs the required libraries.
+An image is opened to learn its size, and decoded later, when it is known which pixels are needed. The extra "image"
+installs the required libraries.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ GetScratch = Callable[[int], Pixels]
 
 
 def open_image(data: Any, color: Color, name: object, limit: int | None = None) -> Jpeg | Decoded:
-    """Opens an image.
+    """Opens the content of an image file, or an array of pixels.
 
-    `data` is the content of an image file, whose pixels may take up at most `limit` bytes, or an array of pixels.
+    The pixels of a file may take up at most `limit` bytes.
     """
     if isinstance(data, np.ndarray):
         return Decoded(_from_array(data, color, name))
@@ -71,7 +71,7 @@ _FRAME = struct.Struct(">BHHB")  # bits, height, width, channels
 class Jpeg:
     """A JPEG with 1 or 3 channels, decoded by libjpeg-turbo.
 
-    `height` and `width` are those of the upright image, and `stored` is the size before it is turned upright.
+    `height` and `width` are those of the upright image, and `stored` is (height, width) in the file.
     """
 
     def __init__(self, data: bytes, color: Color, name: object, limit: int | None) -> None:
@@ -92,8 +92,8 @@ class Jpeg:
     def pixels(self, rows: int, shrink: int, scratch: GetScratch) -> tuple[Pixels, int]:
         """Decodes at least the first `rows` rows. Returns the pixels, and the factor by which they are scaled down.
 
-        `rows` refers to the full-size image. `shrink` is the largest allowed factor: 1, 2, 4 or 8. The last row and
-        the last column may contain padding. `scratch(n)` returns a temporary buffer of n bytes.
+        `rows` counts rows of the full-size image. `shrink` is the largest allowed factor: 1, 2, 4 or 8. The last row
+        and the last column may contain padding. `scratch(n)` returns a temporary buffer of n bytes.
         """
         height, width = self.stored
         while self._orientation > 1 and (height % shrink or width % shrink):
@@ -106,7 +106,7 @@ class Jpeg:
         return upright[:, :, 0] if self._color == "gray" else upright, shrink
 
     def decode(self, rows: int, shrink: int, color: Color, scratch: GetScratch) -> Pixels:
-        """Decodes as `pixels` does, but returns three axes, and does not turn the image upright.
+        """Decodes as `pixels` does, but always returns three axes, and does not turn the image upright.
 
         Raises ValueError if the file is damaged.
         """

@@ -277,7 +277,7 @@ register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _where() -> type[Display] | None:
-    """Returns the class that draws bars in this process, or None without a terminal or notebook."""
+    """Returns the class that draws bars in this process, or None in workers and without a terminal or notebook."""
     if is_worker_process():
         return None
     return _Notebook if _in_notebook() else _Terminal if _is_terminal() else None

@@ -1,1 +1,1 @@
-"""Finds, lists and reads the objects of remote stores, with retries. This package ignores file formats."""
+"""Finds, lists and reads the objects of remote stores, with retries, whatever their file format."""

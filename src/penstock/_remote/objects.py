@@ -141,7 +141,7 @@ class Objects:
         return (self._is_s3 and self._wrong_region(str(error))) or _failed(error)
 
     def _wrong_region(self, text: str) -> RequestFailed | None:
-        """Returns an error that names the bucket's region, or None if the request went to the right region."""
+        """Returns an error that says where the bucket is, or None if the region was not the problem."""
         head, asked = text.partition("\n\nDebug source")[0], _ASKED.search(text)
         named = _REGION.search(head)
         if "redirect without LOCATION" in head:
@@ -200,7 +200,7 @@ def _stored(meta: Any) -> StoredObject:
 
 
 def _failed(error: Exception) -> RequestFailed:
-    """Converts obstore's error. Keeps only a few words of its text, which contains URLs and responses."""
+    """Converts an obstore error. Keeps only a few words of the error's text, which contains URLs and responses."""
     text, kind = str(error), type(error).__name__
     head = text.partition("\n\nDebug source")[0]
     status = _status_of(error)

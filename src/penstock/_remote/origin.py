@@ -1,4 +1,4 @@
-"""A web server that needs secrets. They are sent to this server only, never to one that it redirects to.
+"""A web server that needs secrets. A redirect to another server is followed without them.
 
 obstore follows redirects by itself. When the host changes, it drops the headers `authorization` and `cookie`, but
 keeps all others, such as `x-api-key`, and its `referer` header shows the first URL, including a signature in the
@@ -106,7 +106,7 @@ class Origin:
         raise RequestFailed(RequestFault.FINAL, "web servers have no list of files", "Name the files one by one.")
 
     def _ask(self, key: str, method: str, how: Mapping[str, str]) -> HttpAnswer | tuple[Objects, str]:
-        """Returns the response or, after a redirect to another server, that server's store and the object's key."""
+        """Returns the response or, after a redirect to another server, its store and the object's key there."""
         target = "/" + quote(key, safe="/:@!$&'()*+,;=~-._") + (f"?{self._query}" if self._query else "")
         for _ in range(_HOPS):
             answer = self.server.ask(method, target, {**self._client.headers, **how})

@@ -91,7 +91,7 @@ class Remote:
     """The store behind a URL. Each process opens its own connections, because threads do not survive a fork."""
 
     def __init__(self, root: str, user: str, storage: Storage, places: str | None = None) -> None:
-        """`places` is a result of `_places`. A pickled copy keeps it, even in another environment."""
+        """`places` is a result of `_places`, which a pickled copy keeps even in another environment."""
         self._is_own = scheme_of(root) in SCHEMES
         self._root, self._user, self._storage = root, user, named(root, storage) if self._is_own else dict(storage)
         self._places = _places(scheme_of(root), self._storage) if places is None else places
@@ -171,7 +171,7 @@ class Remote:
         key: str,
         pause: Pause = time.sleep,
     ) -> T:
-        """Sends a request to the store, with retries. `what` is the beginning of error messages."""
+        """Sends a request to the store, with retries. Error messages begin with `what`."""
         begun, failures, odd = time.monotonic(), 0, 0
         with Request(cache_counts()) as waits:
             while True:

@@ -125,8 +125,8 @@ def check_host(url: str) -> None:
 def redacted(url: str) -> str:
     """Returns a URL as messages show it: without user, password and query.
 
-    The text may also be a path, because a path may be a mistyped URL. If the text is not a URL, has no valid host, or
-    may have a password with a slash, everything up to the last @ is hidden. So two different URLs may have the same
+    `url` may also be a path, because a path may be a mistyped URL. If `url` is not a URL, has no valid host, or may
+    have a password with a slash, everything up to the last @ is hidden. So two different URLs may have the same
     result: see `faithful`.
     """
     found = _URL.match(url)
@@ -170,7 +170,7 @@ def faithful(root: str, key: str) -> str:
 def suspicious(rest: str) -> list[str]:
     """Returns the parts of `rest` (a URL without scheme) that may be secret.
 
-    These are everything before the last @, and the query.
+    These are everything before the last @, the query, and the pieces of both.
     """
     ats = list(_AT.finditer(rest))
     hidden = [rest[: ats[-1].start()]] if ats else []
@@ -179,7 +179,7 @@ def suspicious(rest: str) -> list[str]:
 
 
 def local(path: str, reader: str) -> str:
-    """Returns the path. If the path looks like a URL and no such file exists, the error hides its password."""
+    """Returns the path. For a missing file whose path looks like a URL, raises an error that hides the password."""
     if redacted(path) != path and not os.path.exists(path):
         raise FileNotFoundError(
             f"{reader}: there is no local file {redacted(path)!r}. It looks like a URL: copy the file to a disk."
