@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class Mark(NamedTuple):
-    """A position in an iterable: after `read` batches, with the states of the iterable and of its iterator.
+    """A position in an iterable after `read` batches, with the states of the iterable and its iterator.
 
-    A mark at the end of an epoch has no `states`. Instead, `kept` has the states from which the next epoch starts,
-    and so has the mark before the first batch of that epoch. A mark before the very first epoch has the iterable's
-    state in `kept`, and the key "fresh", which means that the iterable may be empty.
+    A mark at the end of an epoch has no `states`. Its `kept` holds the states from which the next epoch starts, and
+    so does `kept` in the mark before the first batch of that next epoch. If `kept` has the key "fresh", the iterable
+    was not at the end of an epoch, so the next epoch may have no items.
     """
 
     read: int
@@ -65,14 +65,14 @@ def has_state(thing: object) -> bool:
 
 
 def by_next(items: Iterator[Any]) -> Iterator[Any]:
-    """Yields the items without calling `iter()`, which makes some iterators start over."""
+    """Yields the items without calling `iter()`, because some iterators start over in `iter()`."""
     return map(next, repeat(items))
 
 
 class Reading:
     """One pass over an iterable. It has no items before `open` is called, or if `open` fails.
 
-    `read` counts the batches read so far. `gave` is True if the epoch has had any items, including before a resume.
+    `read` counts the batches read so far. `gave` is True if the epoch has had any items, even before a resume.
     """
 
     def __init__(self, source: Iterable[Any]) -> None:
@@ -95,10 +95,10 @@ class Reading:
 
     @property
     def has_begun_state(self) -> bool:
-        """True if a state that is saved before the first item describes this pass.
+        """True if a state saved before the first item already describes this pass.
 
-        This needs an iterator with a state. The iterable's state is not enough, because it may change only when the
-        first item is read, for example if `__iter__` is a generator function.
+        Only an iterator's state does. The iterable's state may change only when the first item is read, for example
+        if `__iter__` is a generator function.
         """
         return "iterator" in self._stateful and not self.ended
 
@@ -196,10 +196,9 @@ class Reading:
                 self._passed = self.read - 1, error
 
     def raise_last_error(self, since: int) -> None:
-        """Raises the exception that ended the iterable, if it came from a skipped batch.
+        """Raises the exception that ended the iterable, if a skipped batch, from index `since` on, raised it.
 
-        Nothing is raised if the index of that batch is less than `since`. Each rank raises the exception once.
-        Otherwise the other ranks would end without an error.
+        The batch belongs to another rank, but otherwise this rank would end without an error.
         """
         passed, self._passed = self._passed if self.ended and self._broken else None, None
         if passed is not None and passed[0] >= since:
@@ -220,9 +219,9 @@ class Reading:
     def end(self) -> Mark | None:
         """Ends the reading. Returns the mark at which the next epoch starts, or None if that mark is unknown.
 
-        The mark is unknown on a second call, if neither the iterable nor its iterator has a state, or if an exception
-        ended the epoch. It is also None if this epoch had no items: the next epoch may have none either, but an epoch
-        that starts from a mark must have items.
+        The mark is unknown if `end` was called before, if neither the iterable nor its iterator has a state, or if an
+        exception ended the epoch. The result is also None if this epoch had no items: the next epoch may have none
+        either, but an epoch that starts from a mark must have items.
         """
         self._broken = self._broken or self._raised
         try:
@@ -245,7 +244,7 @@ class Reading:
 
 
 def initial(source: Any, *, is_fresh: bool) -> bytes | None:
-    """Returns the pickled mark of an epoch that would start now, or None if the iterable's state is not a start.
+    """Returns a pickled mark at which the next epoch starts, or None if no epoch starts from the iterable's state.
 
     `is_fresh` is True if no epoch has begun before. After an epoch that was left early, most iterables start over,
     although their state is still in the middle of that epoch. An iterable that is its own iterator does not start
@@ -261,8 +260,8 @@ def initial(source: Any, *, is_fresh: bool) -> bytes | None:
 def _renew(source: Any, kept: Mapping[str, Any], restore: Callable[[Any, Any], None]) -> None:
     """Restores an iterable to its state between two epochs, so that the next `iter()` starts the new epoch.
 
-    Loading the state is not enough: many iterables continue from a loaded state at the next `iter()`, and start over
-    only at the one after that.
+    Loading the state is not enough: after a load, many iterables continue from the loaded state at the first
+    `iter()`, and start over only at the second.
     """
     if "iterator" not in kept and _is_at(source, kept["iterable"]):
         return
@@ -318,7 +317,7 @@ def asked(owner: object, take: Callable[[], T]) -> T:
 
 
 def opened(mark: bytes | Mark | None) -> Mark | None:
-    """Unpickles a mark. Raises StateError if it was never saved or cannot be unpickled."""
+    """Unpickles a mark. Raises StateError if the mark could not be taken or cannot be unpickled."""
     if not isinstance(mark, bytes):
         return mark
     try:
@@ -335,14 +334,14 @@ def opened(mark: bytes | Mark | None) -> Mark | None:
 
 
 def known(mark: bytes | Mark | None) -> Mark | None:
-    """Does the same as `opened`, but returns None instead of raising StateError."""
+    """Works like `opened`, but returns None instead of raising StateError."""
     with suppress(StateError):
         return opened(mark)
     return None
 
 
 def refusal(mark: bytes | None) -> str:
-    """Returns the message about a lost position: why it could not be saved, or how to avoid the loss."""
+    """Returns the message about a lost position: why the position could not be saved, or how to avoid the loss."""
     try:
         opened(mark)
     except StateError as error:

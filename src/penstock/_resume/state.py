@@ -41,7 +41,7 @@ class State(NamedTuple):
     - `mark`: the position of a sampler or stream that has a state, after these steps or earlier. It stays pickled
       until it is needed.
     - `dataset`: the state of a dataset with keys.
-    - `about`: a description of the loader, because another loader would have different steps.
+    - `about`: a description of the loader. A loader that would have different steps refuses the state.
     - `later`: the states of later epochs that were begun before every batch of this epoch was committed.
     - `dealt`: the values of `steps` and `consumed` when the number of ranks changed in this epoch, or None.
     """
@@ -77,7 +77,7 @@ class State(NamedTuple):
 
     @classmethod
     def parse(cls, value: object) -> State:
-        """Converts a dict from `as_dict`, even after a round trip through JSON. Otherwise raises StateError."""
+        """Converts a dict from `as_dict`, even after a JSON round trip. Raises StateError for any other value."""
         if not isinstance(value, Mapping):
             raise StateError(
                 f"A resume state is the dict that state_dict() returned, not a {type(value).__name__}. If it was "
@@ -121,7 +121,7 @@ class State(NamedTuple):
         return found._replace(later=found._later(value))
 
     def _later(self, value: Mapping[str, Any]) -> tuple[State, ...]:
-        """Returns the states of later epochs. They share all fields that are not in `_LATER` with this state."""
+        """Returns the states of later epochs: their own `_LATER` fields, with the seed and `about` of this state."""
         given = value["later"]
         if not isinstance(given, (list, tuple)) or not all(_is_later(each) for each in given):
             raise damaged(f"'later' is {given!r}, not a list of epochs")
@@ -138,8 +138,8 @@ class State(NamedTuple):
     def check(self, about: Mapping[str, Any]) -> None:
         """Raises StateError if the state does not fit a loader with this description.
 
-        The message names the difference. With penstock's own orders, the number of ranks may differ. If it does, the
-        batch size may differ too.
+        With penstock's own orders, the number of ranks may differ. If it does, `batch_size` and `last_batch` may
+        differ too.
         """
         world = self.about.get("world")
         elsewhere = world != about.get("world")
@@ -181,10 +181,7 @@ class State(NamedTuple):
         )
 
     def dealt_anew(self, plan: Plan | None, world: int) -> State:
-        """Returns this state, divided among `world` ranks according to the epoch's plan.
-
-        Raises StateError if that is impossible.
-        """
+        """Returns this state with `steps` recounted by the plan for `world` ranks, or raises StateError."""
         consumed, steps, expected = self.consumed, self.steps, range(self.steps, self.steps + 1)
         elsewhere = self.about.get("world") != world
         if isinstance(plan, ComputedPlan):
@@ -209,7 +206,7 @@ class State(NamedTuple):
         return self._replace(steps=steps)
 
     def _stride(self) -> int:
-        """Returns how many samples all ranks together take in one step, if batches have a fixed size."""
+        """Returns how many samples all ranks together take per step, if batches have a fixed size."""
         size = self.about.get("batch_size")
         each = size if isinstance(size, int) and size > 0 else 1
         return each * number({"world": 1, **self.about}, "world")
@@ -251,7 +248,7 @@ class Progress:
             beyond.pop(passed, None)
 
     def _now(self) -> tuple[int, list[int], bytes | None]:
-        """Returns the number of steps before the first gap, the later steps, and the last mark.
+        """Returns the number of steps before the first gap, the steps handed out after the gap, and the last mark.
 
         Another thread may hand out steps at the same time.
         """
@@ -284,7 +281,7 @@ class Progress:
 
     @property
     def mark(self) -> bytes | Mark | None:
-        """The latest known position of the sampler or stream. After the epoch, it is the start of the next one."""
+        """The latest known position of the sampler or stream or, after the epoch, the start of the next one."""
         return self._end if self.is_over else self._at[1] or self.begin.mark
 
     @property
@@ -381,8 +378,8 @@ class Epochs:
 def content(plan: Plan | None, length: int | None) -> str | None:
     """Returns a short description of the sampler's keys, to detect a state that belongs to another sampler.
 
-    Returns None if the dataset's length is enough, if the sampler has its own state, or if nothing is known about its
-    keys.
+    Returns None if the keys follow from the dataset's length, if the sampler has its own state, or if nothing is
+    known about the sampler's keys.
     """
     if type(plan) is OrderPlan:
         plain = Sequential(length or 0), Shuffled(length or 0, getattr(plan.order, "seed", 0))
@@ -400,7 +397,7 @@ def content(plan: Plan | None, length: int | None) -> str | None:
 
 
 def _content(order: Any, *parts: Any) -> str:
-    """Returns an order as text, with a digest of these parts of the plan."""
+    """Returns an order as text, with a digest of `parts`."""
     digest = blake2b(digest_size=8)
     for part in parts:
         _digest(digest, part)
@@ -415,8 +412,8 @@ def _content(order: Any, *parts: Any) -> str:
 def _digest(digest: blake2b, value: Any) -> None:
     """Hashes all fields of an order except the seed, which a state stores separately.
 
-    If an object has an attribute `identity`, hashes only this attribute. So a mixture whose weights change keeps its
-    digest.
+    If an object has an attribute `identity`, only this attribute is hashed, so that a mixture whose weights change
+    keeps its digest.
     """
     identity = getattr(value, "identity", None)
     if identity is not None:
@@ -447,7 +444,7 @@ def number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
 
 
 def with_later(state: dict[str, Any], later: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Adds the states of later epochs to a state, under the key `later`, if there are any."""
+    """Adds the states of later epochs, if there are any, to a state under the key `later`."""
     parts = [{name: each[name] for name in _LATER} for each in later]
     return {**state, "later": parts} if parts else state
 

@@ -66,7 +66,7 @@ class Deliver(NamedTuple):
 class DeliverLost(NamedTuple):
     """Tell the consumer that a step failed for good. Its slab is free.
 
-    `worker` is the last worker that died while it did this step.
+    `worker` is the last worker that died while doing this step or, if no worker is left, the last one that died.
     """
 
     seq: int

@@ -5,7 +5,7 @@
            OUT, READY --redo--> AGAIN --draw--> OUT, under another seq
            OUT --forget--> forgotten        any --cancel--> forgotten
 
-Like the scheduler, it has no clock, lock or buffer. It does not look into tasks and outcomes.
+Like the scheduler, this module has no clock, lock or buffer. It does not look into tasks and outcomes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Course:
         self.run, self.ahead = run, None
 
     def draw(self, seq: int, most: int = 1) -> tuple[Task | None, bool]:
-        """Returns the task for `seq`, or None if no step is left, and whether the run ends before this task."""
+        """Returns the task for `seq` (None if no step is left), and whether the run ends before this task."""
         if self._again:
             task = self._out[seq] = self._again.popleft()._replace(seq=seq)
             return task, False
@@ -56,7 +56,7 @@ class Course:
         return drawn, ends
 
     def refuse(self, seq: int, error: BaseException) -> bool:
-        """Ends the run of this task with an error. Returns False if this run is only being prefetched."""
+        """Ends the run of the task `seq` with an error. Returns False if that run is only being prefetched."""
         task = self._out.pop(seq)
         self._again.clear()  # these come after it
         # A task that is posted again may belong to the current run, although steps of the next run are already drawn.
@@ -85,7 +85,7 @@ class Course:
         return task
 
     def deliver(self, seq: int, outcomes: Sequence[Any]) -> None:
-        """Queues the steps of a delivered task, each with its outcome, to be handed out."""
+        """Queues the steps of a delivered task for handing out, each with its outcome."""
         task = self._out.pop(seq)
         if len(outcomes) == 1:
             self.ready.append((task, outcomes[0]))
@@ -101,7 +101,7 @@ class Course:
         self.filled = {earlier: outcome for earlier, outcome in self.filled.items() if earlier < seq}
 
     def redo(self) -> int:
-        """Queues again the steps that were not handed out, and returns how many. Drops the next run's steps."""
+        """Requeues the steps that were not handed out, and returns their number. Drops the next run's steps."""
         again = [task for task, _ in self.ready]
         again += [step for seq in sorted(self._out) for step in self._out[seq].single()]
         again += self._again

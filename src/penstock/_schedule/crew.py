@@ -8,9 +8,9 @@ Workers that crash at start-up use up no retries. Instead, losses without a step
 with too many losses is given up.
 
 To shrink, the crew sends one request to leave for each surplus worker. The first idle workers take the requests, so
-it is not known in advance which seats become empty. Until they have left, the crew keeps its old size, and a worker
-that crashes in the meantime is replaced, because the requests are still open. Each resize first withdraws the
-requests that no worker has taken, so a crew that grows again keeps these workers instead of hiring new ones.
+it is not known in advance which seats become empty. Until these workers have left, the crew keeps its old size, and a
+worker that crashes in the meantime is replaced, because the requests are still open. Each resize first withdraws the
+requests that no worker has taken, so a crew that grows again keeps its workers instead of hiring new ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock._schedule.commands import Command, Hire, Retire
 
 
 class Crew:
-    """The workers of an engine. `size` is the number of workers that there should be.
+    """The workers of an engine. `size` is the intended number of workers.
 
     A seat is given up if more than `retries + 1` workers in a row crash there at start-up.
     """

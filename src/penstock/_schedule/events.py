@@ -1,15 +1,14 @@
 """Events, which tell the scheduler what has happened. They are its only input.
 
-A `seq` is the number of a task. Seqs are counted over the life of an engine, through all its runs. They only grow,
-and none is used twice (some are never used at all). A run is everything that one consumer reads, from `Opened` to
-`Finish`.
+A `seq` is the number of a task. Seqs grow over the life of an engine, through all its runs. None is used twice, and
+some are never used. A run is everything that one consumer reads, from `Opened` to `Finish`.
 
 The scheduler calls a task a step. But a task may be a bundle: several steps of the plan that are done and delivered
 together. The scheduler learns this only if a worker dies. The bundle is then split into single steps, so that a step
 that kills workers does not affect the others.
 
 Events are named tuples: three are made for every batch, at a third of the cost of a frozen dataclass. They compare as
-plain tuples (`Asked() == Cancelled()`), so compare their types, too, or their `repr`.
+plain tuples (`Asked() == Cancelled()`), so compare their types too, or their `repr`.
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ class StepFilled(NamedTuple):
 class StepEnded(NamedTuple):
     """A stream ended before this step, so the stream has no samples for later steps either.
 
-    If the step belongs to the next run, the current run continues. The step's slab is freed, and no
-    more steps are posted until the next `Opened`. Then the engine must send `Bounded`, because the scheduler does not
+    If the step belongs to the next run, the current run continues. The step's slab is freed, and no more steps are
+    posted until the next `Opened`. After that, the engine must send `Bounded`, because the scheduler does not
     remember where the new run ends.
     """
 

@@ -418,7 +418,7 @@ class Scheduler:
     # Bugs
 
     def story(self, seq: int) -> list[str]:
-        """Returns the log entries about a step and its current state, for bug reports."""
+        """Returns the log entries about a step, followed by the step's current state, for bug reports."""
         step = self._steps.get(seq) or self._abandoned.get(seq)
         now = "it is not known now" if step is None else f"it is {step.state.value} in slab {step.slab}"
         return [*self._log.about(seq), now]

@@ -53,7 +53,7 @@ def method_for(kind: type) -> str:
 
 
 class EventLog(deque[Event | Command]):
-    """The last thousand events and commands, which is enough to cover all pending steps."""
+    """The last thousand events and commands."""
 
     def __init__(self) -> None:
         super().__init__(maxlen=1000)

@@ -1,4 +1,4 @@
-"""Decides, from measurements while a loader runs, how many workers it has and how far they work ahead.
+"""Decides, from measurements of a running loader, how many workers it has and how far they work ahead.
 
     state    SETTLING --all workers have done a step since they started--> MEASURING
              MEASURING --a rule applies: Resize--> SETTLING        --no rule applies--> RESTING
@@ -18,8 +18,8 @@ At the end of a measurement, the first of these rules that applies decides:
 A load is three numbers: the seconds that a worker spends on a step, the seconds that the caller spends on a batch
 when it does not wait (these two tell how many workers it needs), and the share of the time that it waits. While the
 load stays the same, the tuner remembers with how many workers the caller had to wait (rule 5 does not return to that
-number) and which attempts failed (rules 3 and 4 do not repeat them), so it finally rests. A different load wakes it,
-and makes it forget.
+number) and which attempts failed (rules 3 and 4 do not repeat them), so it finally rests. A different load wakes the
+tuner, and makes it forget.
 
 The tuner has no clock, and does not look at the machine. Its decisions depend only on the intervals that it is given.
 """

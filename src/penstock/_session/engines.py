@@ -23,7 +23,7 @@ _MOST_UPDATES = 64 << 20
 class Engines:
     """The live engines of a loader.
 
-    One idle engine is kept. It is the engine of the last epoch, which has a stream's state.
+    One idle engine is kept: that of the last epoch, because it has the stream's state.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Engines:
             self._hold([engine for engine, _ in engines], make_change)
 
     def take(self) -> Engine | None:
-        """Removes and returns the idle engine. Returns None if there is none or it can no longer be used."""
+        """Removes and returns the idle engine, or returns None if there is no usable one."""
         engine = self._take_idle()
         if engine is not None and engine.job.log.end > _MOST_UPDATES:
             engine.close()

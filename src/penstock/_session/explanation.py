@@ -19,9 +19,9 @@ class SampleSource:
     """Where a sample, or one document of a packed row, comes from.
 
     - `source`: the name of the source in a mixture, or None if the dataset is not a mixture.
-    - `dataset`: a short text for the innermost dataset that has the sample.
+    - `dataset`: a short description of the innermost dataset that has the sample.
     - `key`: the key of the sample in that dataset.
-    - `begin`, `end`: the part of a document that is in the row, in tokens. Both are None for a whole sample.
+    - `begin`, `end`: the tokens of the document that are in the row. Both are None for a whole sample.
     """
 
     source: str | None
@@ -62,14 +62,14 @@ class ExplainedSample:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The samples of one step. `ranks` has the samples of each rank, in the order of its batch."""
+    """The samples of one step. `ranks` has the samples of each rank, in the order of that rank's batch."""
 
     epoch: int
     step: int
     ranks: tuple[tuple[ExplainedSample, ...], ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the explanation as a dict that can be serialised as JSON, if the keys are integers or texts."""
+        """Returns the explanation as a dict that can be serialised as JSON, if the keys are integers or strings."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class Explanation:
 
 
 def check_dealt(step: int, epoch: int, first: int) -> None:
-    """Raises ValueError if the step is before `first`, because it was dealt to another number of ranks."""
+    """Raises ValueError for a step before `first`: such steps were dealt to another number of ranks."""
     if step < first:
         raise ValueError(
             f"The steps before {first} of epoch {epoch} were dealt to another number of ranks, and then the epoch "
