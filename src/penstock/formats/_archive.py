@@ -4,8 +4,8 @@
     a member:  its header | its content | zeros up to a multiple of 512
     the end:   zeros
 
-If a member's name is too long for its header, or is not ASCII, another member that holds the name precedes it. That
-member is of kind L (GNU) or of kind x (POSIX), whose content is lines of the form `length key=value`. Other modules
+If a member's name is too long for its header, or is not ASCII, the member is preceded by another one that holds the
+name: of kind L (GNU), or of kind x (POSIX), which consists of lines of the form `length key=value`. Other modules
 reject compressed archives.
 """
 
@@ -38,7 +38,7 @@ _GNU_NAME, _GNU_LINK, _GNU_SPARSE, _PAX, _PAX_FOR_ALL = b"L", b"K", b"S", b"x", 
 
 
 class TarPart(AnyFile):
-    """A part of a tar file in memory. Offsets count from the file's start, and `size` is where the part ends."""
+    """A part of a tar file, held in memory. Offsets count from the file's start. `size` is where the part ends."""
 
     __slots__ = ("_raw", "_start")
 

@@ -1,6 +1,6 @@
 """Reads the values of one column of an Arrow record batch by row.
 
-The type of a value depends on the type of the column, and on whether the row itself is null, never on other rows:
+The type of a value depends on the type of the column and on nulls in the row itself, never on other rows:
 
     Arrow type                                            value of a row
     integers, floats, bool                                numpy scalar of the same dtype
@@ -39,13 +39,13 @@ class Cells:
     """The values of one column in one record batch.
 
     If `is_direct` is True, `put` can write rows directly into a column of a batch: an array, or a list of str or
-    bytes. `plain` is False for each row with a null, or None if there are no nulls to look for.
+    bytes. `plain` is a mask of the rows without nulls, or None if nulls need no check.
     """
 
     is_direct = False
     is_text = False
     holds_arrays: bool | None = None
-    """True if all values are arrays, which `view` returns without copies; False if none is; None if unknown."""
+    """True if all values are arrays, False if none is, None if unknown. `view` returns arrays without copying."""
 
     def __init__(self, array: Any, plain: NDArray[np.bool_] | None = None) -> None:
         self.array = array
@@ -325,7 +325,7 @@ def _numbers(array: Any) -> tuple[Values, NDArray[np.bool_] | None]:
 
 
 def _flat(array: Any) -> Values:
-    """Returns one number for each row, which is arbitrary for a null."""
+    """Returns a number for each row. The number for a null is arbitrary."""
     kind, count, offset = array.type, len(array), array.offset
     dtype = number_dtype(kind)
     assert dtype is not None
@@ -410,7 +410,7 @@ def _memory(buffer: Any) -> memoryview:
 
 
 def _edges(array: Any, dtype: str, end: int) -> Values:
-    """Returns the offset of each row and the end of the last row. Raises ValueError if they are invalid."""
+    """Returns the offset of each row and the end of the last row. Raises ValueError if the offsets are invalid."""
     buffer, width = array.buffers()[1], int(dtype[1])
     if buffer is None or len(array) == 0:
         return np.zeros(len(array) + 1, dtype)

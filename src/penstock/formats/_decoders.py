@@ -77,7 +77,7 @@ def check_decode(decode: Any, names: str) -> None:
 
 
 def column_decoders(decode: Mapping[str, Decoder | None] | None, schema: Any) -> dict[str, Decoding | None]:
-    """Returns the decoding function, or None to keep the bytes, for each column that `decode` names."""
+    """Maps each column that `decode` names to its decoding function, or to None to keep the bytes."""
     if decode is None:
         return {}
     if not isinstance(decode, Mapping):
@@ -109,7 +109,7 @@ def _fields(kind: Any) -> list[Any]:
 
 
 def decoders(decode: bool | Mapping[str, Decoder | None], chosen: bool = True) -> dict[str, Decoding | None]:
-    """Returns the decoding function for each extension, or None to keep the bytes.
+    """Maps each extension to its decoding function, or to None to keep the bytes.
 
     `chosen` is True if the user has chosen the fields. Otherwise JSON is decoded only if `decode` names it, because
     JSON objects with different keys or with nulls cannot be collated.
@@ -165,9 +165,9 @@ def decoded(
 ) -> Any:
     """Decodes the bytes of a member, or returns them unchanged if no function is known for its extension.
 
-    `end` is the part of the member's name after the first dot. If it has no function, the part after its last dot is
-    tried. `name` describes the member in error messages. `allocate(end, shape, dtype)` returns memory for a result of
-    fixed shape. `limit` is the maximum size, in bytes, of a result of penstock's own functions.
+    `end` is the part of the member's name after the first dot. If `end` has no function, the part after the last dot
+    is tried. `name` describes the member in error messages. `allocate(end, shape, dtype)` returns memory for a result
+    of fixed shape. `limit` is the maximum size, in bytes, of a result of penstock's own functions.
     """
     found = end if end in functions else end.rpartition(".")[2]
     decoding = functions.get(found)
@@ -207,7 +207,7 @@ def decoded(
 
 
 def writes_directly(functions: Mapping[str, Decoding | None], empty: Empty) -> bool:
-    """True if the result of a function may be written directly into a batch whose memory `empty` allocates."""
+    """True if any function may write its results directly into batch memory that `empty` allocates."""
     return type(empty) is not FieldMemory and any(each and each.shape is not None for each in functions.values())
 
 

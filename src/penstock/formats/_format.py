@@ -30,7 +30,7 @@ from penstock.source._array import checked_keys
 from penstock.source._dataset import Dataset, remove_bypass, sliced
 
 BLOCK = 8 << 20
-"""Approximate bytes per block if files have no blocks of their own: the size in which remote files are fetched."""
+"""The approximate size of a block, in bytes, if files have no blocks of their own: that of a remote request."""
 
 
 class FileRows(NamedTuple):
@@ -145,7 +145,7 @@ class Format(Dataset[Any]):
         """Returns, for each file, a value that changes when the content of the file changes.
 
         The value must be cheap to obtain, for example a checksum in the file's header. A resume state stores these
-        values, so that it cannot be resumed with different files. Copies of a file have the same value.
+        values, so that the state cannot be resumed with different files. Copies of a file have the same value.
         """
         return [None] * len(self.files)
 
@@ -167,7 +167,7 @@ class Format(Dataset[Any]):
     def index(self, kind: str, find: MakeIndex) -> list[Index]:
         """Returns the index of each file, which consists of the named arrays that `find(file)` returns.
 
-        Indexes are built once and then stored (docs/formats.md). `kind` identifies what `find` does and its version,
+        Indexes are built once and then stored (docs/formats.md). `kind` identifies what `find` does, with a version,
         such as "tar-2"; change it whenever `find` changes. `find` must be a module-level function, or a
         `functools.partial` of one, because it is sent to other processes.
         """
@@ -196,7 +196,7 @@ class Format(Dataset[Any]):
         return number, row - self.edges.item(number)
 
     def locate_each(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Does the same as `locate` for an array of rows. Returns two arrays."""
+        """Like `locate`, but for an array of rows. Returns two arrays."""
         numbers = self.edges.searchsorted(rows, "right") - 1
         return numbers, rows - self.edges[numbers]
 

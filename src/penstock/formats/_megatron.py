@@ -1,7 +1,7 @@
 """`Megatron` reads Megatron-LM's indexed datasets: a `.bin` with ids, and an `.idx` with the starts of sequences.
 
     the .idx:  MMIDIDX and two zeros | version (8 bytes) | dtype code (1) | number of sequences (8) | n (8)
-               length of each sequence (4) | its offset in the .bin (8) | n indices of sequences (8): the first
+               length of each sequence (4) | offset of each in the .bin (8) | n indices of sequences (8): the first
                of each document, and the end | for some datasets one more byte for each sequence
 
 Numbers are little-endian. The sequences fill the .bin without gaps.
@@ -112,7 +112,7 @@ class Megatron(Extents):
         return np.concatenate([*inside, self.edges[-1:]])
 
     def __lengths__(self) -> NDArray[np.int64]:
-        """Returns the number of ids in each sequence, from the index. No id is read."""
+        """Returns the number of ids in each sequence, from the index, without reading ids."""
         sizes = [np.diff(index["starts"].astype(np.int64)) for index in self.indexes]
         return np.concatenate([np.empty(0, np.int64), *sizes]) // self.dtype.itemsize
 
@@ -145,7 +145,7 @@ def idx_path(path: FilePath | AnyFile) -> FilePath | AnyFile:
 
 
 def dtype_beside(file: AnyFile) -> np.dtype[Any] | None:
-    """Returns the dtype of a local `.bin` from Megatron's `.idx` beside it, or None if there is none."""
+    """Returns the dtype of a local `.bin` according to the `.idx` beside it, or None without a valid `.idx`."""
     stem, end = os.path.splitext(file.path)
     if end != ".bin" or not isinstance(file, File):
         return None

@@ -15,7 +15,7 @@ from penstock.formats._archive import Member, check_complete, member_at
 from penstock.formats._extents import compact, refuse_compressed
 
 KIND = "tar-2"
-"""Name and version of the index that `find_samples` builds. Change it whenever the index changes."""
+"""Name and version of the index that `find_samples` builds. Change the version whenever the index changes."""
 
 _PIECE = 1 << 20
 

@@ -13,7 +13,7 @@ from penstock.formats._table import unreadable
 
 
 def common_schema(paths: Sequence[str], schemas: Sequence[bytes], columns: Iterable[str] | None) -> Any:
-    """Returns the schema of the chosen columns (by default all), which must be the same in all files."""
+    """Returns the schema of the chosen columns (by default, all). Raises FormatError if it differs between files."""
     chosen = chosen_columns(_restored(schemas[0], paths[0]), columns, paths[0])
     wanted = {field.name: form_of(field.type) for field in chosen}
     seen = {schemas[0]}

@@ -1,4 +1,4 @@
-"""The base class of formats with columns, whose rows come from Arrow record batches."""
+"""The base class of formats whose rows come from Arrow record batches."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Table(Format):
     columns: list[str]
     """The names of the columns, in the order of the samples' fields."""
     decode: Mapping[str, Decoder | None] | None = None
-    """The functions that decode columns of encoded files, by column."""
+    """Maps columns of encoded files to the functions that decode them."""
     _decoders: Mapping[str, Decoding | None] = {}
     _part: ClassVar[str] = "part"
     """The word for a block in error messages, such as "row group"."""
@@ -133,7 +133,7 @@ class Table(Format):
         return block, _VIEW if is_elsewhere else sum(batch.nbytes for batch in batches)
 
     def _batches_of(self, number: int) -> tuple[list[Any], bool]:
-        """Returns the record batches of a block, and True if other processes share their memory."""
+        """Returns the record batches of a block, and True if their memory is shared with other processes."""
         if self._is_mapped(number):
             return self._read(number), True
         if not is_worker_process() or not self._lasts:  # threads share `_kept`
@@ -154,7 +154,7 @@ class Table(Format):
         return serialized(batches[0].schema, batches)  # types may differ between files
 
     def __foresee__(self, forecast: Forecast) -> Any:
-        """Does the same as `Format.__foresee__`, and keeps decoded blocks in memory while the loader needs them."""
+        """Extends `Format.__foresee__`: also keeps decoded blocks in memory while the loader needs them."""
         scout = super().__foresee__(forecast)
         if not HAS_PROCESSES or all(map(self._is_mapped, range(len(self.blocks) - 1))):
             return scout
@@ -167,7 +167,7 @@ class Table(Format):
         return self._read(number)
 
     def _identity(self) -> str:
-        """Returns a name that is the same in all processes that read the same columns of the same files."""
+        """Returns a name shared by all processes that read the same columns of the same files."""
         return digest_of((file.identity for file in self.files), type(self).__name__, self.columns)
 
     @cached_property
@@ -237,7 +237,7 @@ class Table(Format):
         return sample
 
     def _bytes_of(self, image: dict[str, Any], column: str, row: int) -> bytes:
-        """Returns the bytes of a file that is stored in Hugging Face's form, a dict with its bytes and its path."""
+        """Returns the bytes of a file that is stored in Hugging Face's form: a dict with `bytes` and `path`."""
         data: bytes | None = image["bytes"]
         if data is None:
             raise FormatError(
@@ -294,9 +294,9 @@ class Table(Format):
         )
 
     def __views__(self, keys: Sequence[int]) -> dict[str, list[NDArray[Any]]] | None:
-        """Returns views of the columns: see `Views`.
+        """Returns views of the columns (see `Views`).
 
-        Returns None if a block must be decoded, because views would keep all blocks in memory.
+        Returns None if a block is not cached, because views would then keep all blocks in memory.
         """
         if self._decoders:
             return None
@@ -329,11 +329,11 @@ class Table(Format):
 
     @property
     def __lengths__(self) -> Lengths:
-        """Returns the number of tokens of each row, from the offsets of the lists. No token is read.
+        """Returns the number of tokens in each row, from the offsets of the lists, without reading tokens.
 
         A table does not have this method if no column has lists of integers, or if the offsets cannot be read without
         the lists (in Parquet, compressed and remote files). If several columns have such lists, the column `tokens`
-        or `input_ids` is used, or else the first of them.
+        or `input_ids` is used, or else the first of these columns.
         """
         from penstock.formats._cells import is_tokens
 
