@@ -1,4 +1,4 @@
-"""Collects the measurements of a loader's caller and workers. `figures.py` makes the statistics (`Stats`) of them."""
+"""Collects measurements of a loader's caller and workers, from which `figures.py` computes `Stats`."""
 
 from __future__ import annotations
 
@@ -35,10 +35,7 @@ _IN_THE_CALLER = {"inline": "the calling process", "prefetch": "the reading thre
 
 
 def displayed_name(settings: Mapping[str, Any]) -> str:
-    """Returns the name under which the workers of this process are shown, with {} in place of a number.
-
-    Returns "" if the workers run elsewhere.
-    """
+    """Returns a format string for the names of workers in this process, or "" if the workers run elsewhere."""
     return "worker {} (thread)" if settings.get("threads") else _IN_THE_CALLER.get(str(settings.get("backend")), "")
 
 
@@ -86,7 +83,7 @@ class Measures:
     # Called when something happens.
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begins the measurement of an epoch. `iter()` calls this before the workers start the epoch."""
+        """Begins measuring an epoch. `iter()` calls this before the workers start the epoch."""
         if not self.began:
             self.began = self.hired = clock()
         self.first_batch()  # now, because later the workers that made it may be gone
@@ -103,7 +100,7 @@ class Measures:
             self.hired, self.shipped = clock(), getattr(engine.backend, "shipped", 0.0)
 
     def end_epoch(self) -> None:
-        """Records that an epoch has been read to its end. This is not called if the epoch is abandoned."""
+        """Records that an epoch was read to its end, and not abandoned."""
         self._turns.epoch_ended(clock() * 1e-9, self.stats)
 
     def tick(self) -> None:
@@ -170,16 +167,16 @@ class Measures:
         return [crew.gauges for crew in self.crews()]
 
     def snapshot(self) -> MeterSnapshot:
-        """Returns a copy of all counters. A task that is being handed out counts with the steps handed out so far."""
+        """Returns a copy of all counters. Of a task being handed out, only the steps already handed out count."""
         crews = list(self.crews())
         answers = [answer for crew in crews if (answer := crew.open_answer()) is not None]
         return self.meter.snapshot([crew.gauges for crew in crews], answers)
 
     def first_batch(self) -> list[int] | None:
-        """Returns the times at which the first epoch reached five points, or None before the first batch.
+        """Returns when the loader reached five points on its way to the first batch, or None before that batch.
 
-        The points are: `iter()` was called, workers were started, one of them was ready, one had a sample, and the
-        caller had the first batch.
+        The points: `iter()` was called, workers were started, a worker was ready, a worker had a sample, and the
+        caller had the batch.
         """
         if self._first is None and self.meter.first:
             counts = self.meter.snapshot(self.live()).workers().values()
@@ -199,7 +196,7 @@ def _publish(measures: weakref.ref[Measures]) -> None:
 
 
 def figures() -> Any:
-    """Returns the module that makes `Stats` from `Measures`, and imports it when it is first needed."""
+    """Returns the module that computes `Stats`. The first call imports it."""
     import_whole("penstock._session.figures")
     from penstock._session import figures
 

@@ -33,14 +33,14 @@ class Semantics(Protocol):
     def max_errors(self) -> int | None: ...
     @property
     def deliver(self) -> Callable[[Any], Any] | None:
-        """A function that converts each batch before the caller gets it, or None."""
+        """A function that converts each batch for the caller, or None."""
 
 
 class Position(Protocol):
-    """The position in an epoch. A reader reports each step to it."""
+    """The position in an epoch, to which a reader reports each step."""
 
     def passed(self, step: int, mark: bytes | None, worker: int, /) -> None:
-        """Records that a step was handed out, as a batch or an error. `mark` is the position after it."""
+        """Records that a step was handed out, as a batch or an error. `mark` is the saved position after the step."""
 
     def finish(self, end: bytes | None, ends: Mapping[int, bytes], /) -> None:
         """Records that the caller has been told that the epoch is over.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """The engines and statistics of a loader. It has no reference to the loader, which would keep workers alive."""
+    """A loader's engines and statistics. A session does not refer to its loader: that would keep workers alive."""
 
     def __init__(self, name: str, settings: Callable[[], Mapping[str, Any]]) -> None:
         self.runs = itertools.count()  # numbers the runs
@@ -36,16 +36,13 @@ class Session:
         return engine
 
     def tick(self, engine: Engine) -> None:
-        """Updates the measurements.
-
-        The thread that reads from this engine calls this several times a second, between two `next` calls.
-        """
+        """Updates the measurements. The thread that reads from the engine calls this several times a second."""
         self.measures.tick()
 
     knows_end = True  # False for a stream, whose last batch is not known in advance
 
     def take_back(self) -> None:
-        """Ends the epochs of iterators that have handed out their last batch but not raised StopIteration.
+        """Ends the epochs of iterators that have handed out their last batch but not yet raised StopIteration.
 
         About half of all training loops take a fixed number of batches and never call `next()` again.
         """

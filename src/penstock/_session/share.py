@@ -56,7 +56,7 @@ _ENDED = _Item([], END)
 
 
 class _NextCall:
-    """One call of `next()`. If it is interrupted, the batch in `item` is lost, because no queue has it any more."""
+    """A call to `next()`. If the call is interrupted, the batch in `item` is lost: it is in no queue any more."""
 
     item: _Item | None = None
 
@@ -65,7 +65,7 @@ class SharedEpoch:
     """An epoch that several consumers read.
 
     It has only weak references to its consumers: a consumer that is garbage collected leaves the epoch. The reader
-    reports each step to this object, and not to the epoch's position, because a batch that still waits for its
+    reports each step to this object instead of the epoch's position, because a batch that still waits for its
     consumer does not count as handed out.
     """
 
@@ -83,7 +83,7 @@ class SharedEpoch:
         self._left: deque[_Item] = deque()  # items of consumers that have left
         self._turn = 0
         self._ended = False
-        self._ended_by = ""  # what interrupted a call of next()
+        self._ended_by = ""  # what interrupted a call to next()
         self.consumers: list[weakref.ref[Consumer]] = []  # by number
 
     def passed(self, step: int, mark: bytes | None, worker: int) -> None:
@@ -152,7 +152,7 @@ class SharedEpoch:
         return min((number for number in self._queues if number >= self._turn), default=min(self._queues))
 
     def _read(self, call: _NextCall) -> None:
-        """Puts the next batch or its error into `call.item`, or None at the end. Raises any other error."""
+        """Puts the next batch or its error into `call.item`, which stays None at the end. Raises other errors."""
         if self._left:
             call.item = self._left[0]
             self._left.popleft()

@@ -1,4 +1,4 @@
-"""Writes a trace of what a loader's caller and workers do. Its code runs once per task, not once per batch."""
+"""Writes a trace of what a loader's caller and workers do. This code runs once per task, not once per batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.stats._trace import Trace
 
 
 class Tracing(AbstractContextManager["Tracing"]):
-    """The trace that `loader.trace(path)` returns. It ends with its `with` block, a `close()`, or the program."""
+    """The trace that `loader.trace(path)` returns. It ends with `close()`, the `with` block, or the program."""
 
     def __init__(
         self, path: str | os.PathLike[str], name: str, worker: str, crews: Callable[[], Iterable[MeasuredCrew]]
@@ -57,7 +57,7 @@ class Tracing(AbstractContextManager["Tracing"]):
 
 
 class CrewTracer:
-    """Traces one crew. It has no reference to the engine, which would keep the workers alive."""
+    """Traces one crew. A tracer does not refer to the engine: that would keep the workers alive."""
 
     def __init__(self, trace: Trace, worker: str, course: Course | None, gauges: Gauges) -> None:
         self._trace, self._worker, self._course, self._gauges = trace, worker, course, gauges

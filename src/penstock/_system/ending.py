@@ -1,7 +1,7 @@
 """Raises the exceptions of penstock's iterators: StopIteration at the end, or an error in place of a batch.
 
-Inside penstock, both are values, which only this module turns into exceptions. So a StopIteration that arrives here
-comes from the user's code. It is reported as an error, because the caller would mistake it for the end of the epoch.
+Inside penstock, both are values, and only this module raises exceptions. So a StopIteration that arrives here comes
+from the user's code. It is reported as an error, because the caller would mistake it for the end of the epoch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ END = NoBatch(None)
 
 
 def raises_instead(take: Callable[[S], T | NoBatch]) -> Callable[[S], T]:
-    """Turns a method that may return a NoBatch into a `__next__` method, which raises an exception instead."""
+    """Turns a method that may return a NoBatch into a `__next__` method that raises an exception instead."""
 
     @wraps(take)
     def raising(self: S) -> T:
@@ -79,7 +79,7 @@ def never_ends(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def _not_the_end(error: StopIteration) -> RuntimeError:
-    """Returns the RuntimeError that replaces a StopIteration. It keeps the notes, which name the sample."""
+    """Returns a RuntimeError to replace a StopIteration, with the same notes, because they name the sample."""
     wrong = RuntimeError(_NOT_THE_END)
     notes = _dict_of(error).get("__notes__")
     if isinstance(notes, list):

@@ -30,7 +30,7 @@ _open = LiveObjects[_Open]()
 
 
 def ends_at_exit(one: _Open) -> None:
-    """Registers an object. When the interpreter exits, `at_exit()` is called on the object if it is still alive."""
+    """Registers an object whose `at_exit()` is called when the interpreter exits, if the object is still alive."""
     _open.add(one)
 
 
@@ -47,7 +47,7 @@ def _end_all() -> None:
 
 
 def rest_if_over() -> None:
-    """Blocks a daemon thread of the user's forever if the program is exiting."""
+    """If the program is exiting and this is one of the user's daemon threads, blocks forever."""
     thread = threading.current_thread()
     if over and thread.daemon and thread not in threads.running:
         # Python will end the thread soon. Until then, an error about a closed object would only be noise.

@@ -1,4 +1,4 @@
-"""Describes the system's limits on processes and threads in error messages."""
+"""Finds the system's memory, its CPUs and, for error messages, its limits on processes and threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock._system.trust import processes
 
 
 def no_more_processes(error: OSError) -> OSError:
-    """Returns the error to raise after a failed fork. For EAGAIN, it names the system's limits."""
+    """Returns the error to raise after a failed fork. For EAGAIN, the message gives the system's limits."""
     if error.errno != errno.EAGAIN:
         return error
     return OSError(error.errno, f"A worker process could not be started: {room_for_tasks()}")
@@ -46,7 +46,7 @@ def _number(path: str) -> int:
 
 
 def memory_of_machine() -> int:
-    """Returns the size of the memory in bytes. If it is unknown, as on Windows, returns more than any machine has."""
+    """Returns the machine's memory in bytes or, where that is unknown (on Windows), more than any machine has."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 62
 
 

@@ -32,7 +32,7 @@ _SILENCE = 10.0  # seconds of waiting at exit before a line on standard error sa
 
 
 def has_gil() -> bool:
-    """False on a Python without the GIL, unless an import has turned it on."""
+    """False on a Python without the GIL, unless an import has turned the GIL on."""
     return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
 
 
@@ -43,7 +43,7 @@ _ended: list[bool] = []  # not empty once the exit has ended all threads
 
 
 def started(name: str, work: Callable[[], None], stop: Callable[[], object]) -> threading.Thread:
-    """Starts a daemon thread that runs `work`. `stop` tells it to end soon, and may be called from any thread."""
+    """Starts a daemon thread that runs `work`. `stop`, which any thread may call, tells that thread to end soon."""
     if _ended:
         raise RuntimeError(
             "The program is ending, so penstock can start no more threads: they would be cut off in the middle of a "
@@ -76,7 +76,7 @@ def started(name: str, work: Callable[[], None], stop: Callable[[], object]) -> 
 
 @atexit.register
 def end_all() -> None:
-    """Tells all threads to end and waits for them, when the interpreter exits."""
+    """At the interpreter's exit, tells all threads to end and waits for them."""
     said = time.monotonic() + _SILENCE
     # One after the other, oldest first: an older thread may wait for a batch that a younger thread makes.
     while oldest := [*running.copy().items()][:1]:

@@ -113,7 +113,7 @@ def open_sealed(path: str, name: str, seals: int, flags: int = os.O_RDONLY, owne
 
 
 def check_beside(path: str, of: str) -> os.stat_result:
-    """Raises Untrusted if a user can write this file but cannot change the file `of` beside it."""
+    """Raises Untrusted if any user can write this file but not change the file `of` beside it."""
     folder, about = os.stat(os.path.dirname(of) or "."), os.lstat(path)
     # A group that may replace any file in the folder is trusted.
     group = folder.st_gid if folder.st_mode & stat.S_IWGRP and not folder.st_mode & stat.S_ISVTX else None
@@ -227,7 +227,7 @@ def open_named(path: str) -> int:
 def use_folder(path: str, shared: bool = False) -> int | None:
     """Creates a folder if it is missing. If `shared` is True, returns the id of the group that may use it.
 
-    Raises Untrusted if others than this user, root and the group could change or replace the folder.
+    Raises Untrusted if anyone but this user, root and the group could change or replace the folder.
     """
     there = path
     missing = []
@@ -247,7 +247,7 @@ def use_folder(path: str, shared: bool = False) -> int | None:
 
 
 def tighten(path: str, is_ours: Callable[[str], object]) -> None:
-    """Removes other users' permissions from an older penstock's folder, if `is_ours` accepts all names in it."""
+    """Makes the folder of an older version of penstock private if `is_ours` accepts all names in the folder."""
     with suppress(OSError):
         about = os.stat(path)
         if about.st_mode & 0o077 and about.st_uid == _user() and all(map(is_ours, os.listdir(path))):

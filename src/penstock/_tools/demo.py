@@ -1,9 +1,10 @@
 """The command `penstock demo`: a small job that checks its own results.
 
-It loads two epochs of random resized crops from a memory-mapped file three times: without workers; with two workers;
-and with a worker that is killed, and a loader that is stopped and resumed with another number of workers. The batches
-of all three runs are hashed and must be equal. If torch is installed, torch's DataLoader does the same job for
-comparison. Where there are no worker processes, the workers are threads, and none is killed.
+Three runs load the same two epochs of random resized crops from a memory-mapped file: the first without workers; the
+second with two workers; in the third, a worker is killed, and the loader is stopped and then resumed with another
+number of workers. The batches of all three runs are hashed and must be equal. If torch is installed, torch's
+DataLoader does the same job for comparison. On a system without worker processes, the workers are threads, and none
+is killed.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Pictures:
 
 
 def _generator() -> np.random.Generator:
-    """Returns the sample's random generator. With torch's loader, it is a new one: those batches are not compared."""
+    """Returns penstock's generator for the sample. Torch's loader, whose batches are not compared, gets a new one."""
     return rng() if at_work.source is not None else np.random.default_rng()
 
 

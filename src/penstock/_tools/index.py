@@ -43,7 +43,7 @@ def run(paths: Sequence[str], out: str | None, storage: dict[str, Any] | None = 
 
 
 def _index(files: Sequence[AnyFile], indexes: Mapping[Identity, Index], out: str | None) -> int:
-    """Writes the index for tar files in one folder. Entries for other tar files in an existing index are kept."""
+    """Writes the index of one folder's tar files. Without `out`, an existing index's other entries are kept."""
     entries = {} if out is not None else _present(files[0])
     made = for_each(lambda file: entry_of(file, indexes[file.identity]), files)
     entries.update(zip((os.path.basename(file.path) for file in files), made, strict=True))
