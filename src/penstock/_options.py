@@ -78,8 +78,6 @@ def _anything(name: str, value: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """The declaration of one setting."""
-
     default: Any
     check: Check = _anything
     unset: tuple[Any, ...] | None = None  # what a loader without workers accepts as "not given"; None: any value
@@ -391,7 +389,6 @@ class Options:
 
 
 OPTIONS: dict[str, Option] = {each.name: each.metadata[Option] for each in fields(Options) if Option in each.metadata}
-"""The declarations of all settings, by name."""
 
 
 def shown_names(least: Show = Show.FIGURES) -> list[str]:

@@ -78,7 +78,7 @@ Reduce = Callable[[Any], Any]
 
 
 class Handler(NamedTuple):
-    """The functions that copy, pin, store and convert leaves of one class."""
+    """The functions for leaves of one class."""
 
     copy: Callable[[Any], Any]
     pin: Callable[[Any], Any]

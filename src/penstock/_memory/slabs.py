@@ -1,6 +1,6 @@
 """Slabs are numbered pieces of memory for batches. Leases keep track of the slabs that are on loan to the caller.
 
-The scheduler decides when each slab is used, and this module provides its memory.
+The scheduler decides when each slab is used, and this module provides the memory.
 
 All slabs are part of an arena. The processes of one loader share one unnamed file (a memfd), which only grows and is
 sparse: pages that were never written take no memory. The file is mapped in extents, each for many small slabs or one

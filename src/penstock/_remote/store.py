@@ -46,7 +46,7 @@ _OPEN = ("endpoint", "base_url", "account_name", "region", "bucket", "container_
 
 
 class StoredObject(NamedTuple):
-    """An object in a store. `token` identifies its version: its ETag, or its modification time, or ""."""
+    """An object in a store. `token` identifies the version: the ETag, else the modification time, else ""."""
 
     key: str
     size: int

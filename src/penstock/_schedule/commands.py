@@ -51,7 +51,7 @@ class Post(NamedTuple):
 
 
 class Rescind(NamedTuple):
-    """Withdraw a posted task. `Rescinded` follows, unless a worker has claimed it and will report its result."""
+    """Withdraw a posted task. `Rescinded` follows, unless a worker has already claimed the task."""
 
     seq: int
 

@@ -1,4 +1,4 @@
-"""Decides which step is posted, into which slab (a block of memory), and what the consumer gets.
+"""Decides which step is posted, which slab (block of memory) it fills, and what the consumer gets.
 
     NEW --Opened--> OPEN --Cancelled--> IDLE --Opened--> OPEN        any --Closed--> CLOSED
 
@@ -116,7 +116,7 @@ class Scheduler:
         return next((seq for seq, step in self._steps.items() if step.state is POSTED), None)
 
     def deliverable(self, most: int) -> list[int]:
-        """Returns the seqs of up to `most` finished steps that will be delivered next, in this order."""
+        """Returns the seqs of up to `most` finished steps that will be delivered next, in the order of delivery."""
         found: list[int] = []
         for seq in self._steps if self._in_order else self._arrived:
             if len(found) == most or self._steps[seq].state is POSTED:

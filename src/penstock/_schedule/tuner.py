@@ -140,7 +140,7 @@ SETTLING, MEASURING, RESTING = TunerState
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the tuner computes from one measurement, in order to choose the number of workers.
+    """What the tuner computes from one measurement to choose the number of workers.
 
     - `step`: seconds that a worker spends on a step.
     - `turn`: seconds that the caller spends on a batch, without waiting.

@@ -1,4 +1,4 @@
-"""Explains a step: which samples it has on every rank, and where they come from. No data is read for it."""
+"""Explains a step: which samples it has on every rank, and where they come from. Reads no data."""
 
 from __future__ import annotations
 
