@@ -53,10 +53,7 @@ class BrokenLaw(AssertionError):
 
 
 def check_each(suite: type[Any], only: str) -> list[str]:
-    """Checks the laws whose names contain `only`, and raises BrokenLaw if one of them is broken.
-
-    Returns the laws that were skipped, with the reasons.
-    """
+    """Checks the laws whose names contain `only`. Returns the skipped laws with the reasons, or raises BrokenLaw."""
     broken: list[BaseException] = []
     skipped: list[str] = []
     for name in sorted(name for name in dir(suite) if name.startswith("test_") and only in name):
@@ -109,7 +106,7 @@ class Stated:
 
 
 class Laws(Stated):
-    """The base class of all laws for backends, with the suite's settings and tools for writing laws."""
+    """The base class of suites of laws for backends: the settings of a suite, and tools for writing laws."""
 
     backend: str = ""
     settings: Mapping[str, Any] = {}
@@ -125,7 +122,7 @@ class Laws(Stated):
             worker.join(10)
 
     def nothing_is_left(self) -> None:
-        """Checks that no worker, file or memory is left. This is done after each law, when all loaders are closed."""
+        """Checks that no worker, file or memory is left. Called after each law, when all loaders are closed."""
 
     def setup_method(self) -> None:
         self._made = ExitStack()

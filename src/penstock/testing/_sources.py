@@ -167,7 +167,7 @@ class Countdown(IterableDataset[Any]):
 
 
 class Light(Countdown):
-    """A stream of items that are cheap to read. Workers turn them into samples with `load`."""
+    """A stream of light items, which workers turn into samples with `load`."""
 
     size, times, ballast = 1, 0, b""
 
@@ -176,7 +176,7 @@ class Light(Countdown):
 
 
 class Stateful(Countdown):
-    """A stream that can be resumed, because it has a state. It also counts its epochs."""
+    """A stream that has a state, and so can be resumed. It also counts its epochs."""
 
     at = epoch = 0
 

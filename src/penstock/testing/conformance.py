@@ -1,6 +1,6 @@
 """Laws for authors of backends. A law is a test that every backend must pass.
 
-To check all laws with one function, which needs only penstock, call `check`:
+To check all laws with one function, which needs no other packages, call `check`:
 
     >>> import penstock
     >>> from penstock.testing import conformance
@@ -19,8 +19,8 @@ To have a pytest test for each law, derive a class from `Suite`:
         def nothing_is_left(self):
             assert not my_cluster.processes()
 
-Each law is a method, and its name is the sentence that it checks. A law that does not apply to a backend is skipped
-with the reason (by `unittest.SkipTest`, which pytest understands). `Suite` lists the attributes that describe a
+Each law is a method, and its name is the sentence that it checks. A law that does not apply to a backend raises
+`unittest.SkipTest` with the reason, and pytest reports it as skipped. `Suite` lists the attributes that describe a
 backend.
 """
 
@@ -43,10 +43,10 @@ class Suite(LoaderLaws, ProtocolLaws):
       default, it calls the `kill()` and `join(timeout)` methods of the first of `loader.workers`.
     - `own_generators`: True if each worker has its own `random` and `numpy.random` generators. Threads do not.
     - `blocks`: True if the caller continues to run while a dataset waits in a worker.
-    - `seats`: True if a task can be posted for a particular worker, which only penstock.torch needs.
+    - `seats`: True if a task can be posted for a particular worker. Only penstock.torch needs this.
     - `nothing_is_left()`: called after each law. It must raise if the backend has left anything behind.
-    - `setup_method()` and `teardown_method()`: called before and after each law. If you override them, call those of
-      `super()` too.
+    - `setup_method()` and `teardown_method()`: called before and after each law. If you override them, also call the
+      methods of `super()`.
     """
 
 

@@ -20,8 +20,9 @@ To have a pytest test for each law, derive a class from `Suite`:
             write_some_files(folder)
             return [folder / "some.mine"]
 
-Each law is a method, and its name is the sentence that it checks. A law that does not apply is skipped with the
-reason (by `unittest.SkipTest`, which pytest understands). `Suite` lists the attributes that describe a format.
+Each law is a method, and its name is the sentence that it checks. A law that does not apply raises
+`unittest.SkipTest` with the reason, and pytest reports it as skipped. `Suite` lists the attributes that describe a
+format.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ class Suite(Stated):
       of `FileOptions`.
     - `write(folder)`: writes files of the format into an empty folder, and returns the paths to pass to `make`. The
       files should be small (a few KB, with 10 to 100 samples), and have more than one block.
-    - `found`: the arguments that `penstock.open` needs besides the paths to find the format (none by default), or
-      None if it cannot find the format.
-    - `settings`: the settings of the loaders with workers. By default, there is a loader with two threads and one
-      with two processes.
-    - `damages`: the number of damaged copies of the files to test, 60 by default. Each is damaged at random. Use 0 if
-      the library that reads the format crashes on damaged files.
+    - `found`: the arguments that `penstock.open` needs in addition to the paths to find the format (none by default),
+      or None if `penstock.open` cannot find the format.
+    - `settings`: the settings of the loaders with workers. By default, one loader has two threads, and another one
+      has two processes.
+    - `damages`: the number of randomly damaged copies of the files to test, 60 by default. Use 0 if the library that
+      reads the format crashes on damaged files.
     """
 
     make: Callable[..., Any]
