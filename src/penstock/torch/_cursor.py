@@ -1,7 +1,7 @@
-"""The position of an iterator with torch's semantics, saved as plain data that is checked before any of it is used.
+"""The position of an iterator with torch's semantics, saved as plain data that is checked before use.
 
-It includes the states of torch's generators from which the epoch was drawn. Nothing in it is evaluated or unpickled.
-A user's own dataset or sampler may put other data into its part.
+The data includes the states of the random generators that the epoch was drawn from. Nothing in the data is evaluated
+or unpickled. The state of a user's own dataset or sampler may hold any other data.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class CopyPosition:
         self.more = more
 
     def moved(self, mark: bytes | None) -> None:
-        """Records that this copy returned a batch or an error. `mark` is its saved position, or None."""
+        """Records that this copy returned a batch or an error. `mark` is the copy's saved position, or None."""
         if mark is None:
             self.more += 1
         else:
             self.mark, self.more = mark, 0
 
     def next_epoch(self) -> CopyPosition:
-        """Returns the position where the next epoch starts. It is unknown if the end of this epoch was not saved."""
+        """Returns the position where the next epoch starts, which is unknown if the end of this one was not saved."""
         mark = known(self.mark)
         return CopyPosition(self.mark if mark is None else mark.next_epoch())
 
@@ -72,7 +72,7 @@ class LoadedState(NamedTuple):
     """A resume state, parsed and checked.
 
     `origin` and `given` are the attributes of `Sampling` with these names. `states` holds the random states in
-    `origin`, parsed for `TemporaryStates`. `ahead` is the argument of `Ahead.of`, and is empty if the order and the
+    `origin`, parsed for `TemporaryStates`. `ahead` is the argument for `Ahead.of`. It is empty if the order and the
     base seed were drawn before the state was taken.
     """
 
@@ -188,7 +188,7 @@ class Cursor:
                 self._reading.prepare(mark)
 
     def begin(self, work: Callable[[], object], iterator: Any = None, *, sampler: bool = True) -> None:
-        """Calls `work`: torch's code that draws the base seed of `iterator`, calls `iter(sampler)`, or does both.
+        """Calls `work`, torch's code that draws the base seed of `iterator`, calls `iter(sampler)`, or does both.
 
         Random numbers drawn before the state was taken are replayed without advancing the caller's generators.
         """
@@ -218,7 +218,7 @@ class Cursor:
         return steps if self._ahead is None else self._ahead.steps(steps)
 
     def open_stream(self, fetcher: Any, size: int) -> None:
-        """Moves the caller's own copy of a stream to the saved position. torch reads it through `fetcher`."""
+        """Moves the caller's own copy of a stream to the saved position. torch reads the stream through `fetcher`."""
         copy, reading = self._copies[0], self._reading
         reading.begin(fetcher.dataset_iter, known(copy.mark))
         until = reading.read + copy.more
@@ -241,7 +241,7 @@ class Cursor:
         return begin.steps + len(begin.beyond)
 
     def passed_inline(self, *, failed: bool) -> None:
-        """Does the same as `passed` for a loader without workers."""
+        """Does the same as `passed`, but for a loader without workers."""
         step = self.progress.steps
         self.progress.passed(step, None if self.sampling is None else self.sampling.handed_out(step))
         if self._copies:
@@ -319,7 +319,7 @@ def _about(loader: Any, cursor: Cursor) -> dict[str, Any]:
 
 
 def check_maker(value: object, seed: int | None) -> None:
-    """Raises StateError unless both the state and this loader have a seed, or neither has one."""
+    """Raises StateError if either the state or this loader has a seed, but not both."""
     if isinstance(value, Mapping) and "penstock" in value and (PART in value) != (seed is None):
         then = "without a seed" if seed is not None else f"with seed={value.get('seed')}"
         raise StateError(
@@ -329,7 +329,7 @@ def check_maker(value: object, seed: int | None) -> None:
 
 
 def loaded(loader: Any, value: Any) -> LoadedState:
-    """Parses a result of `state_of`, perhaps from a JSON file. Raises StateError if it does not fit the loader."""
+    """Parses a state from `state_of`, perhaps read from a file. Raises StateError if it does not fit the loader."""
     state, cursor = State.parse(value), Cursor(loader)
     state.check(_about(loader, cursor))
     try:
