@@ -1,1 +1,1 @@
-"""Engines, each of which lives as long as its crew of workers."""
+"""Engines. An engine lives as long as its crew of workers."""

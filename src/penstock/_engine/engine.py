@@ -1,13 +1,13 @@
-"""The engine connects the scheduler, which decides what to do, with a backend, which has the workers.
+"""The engine connects the scheduler, which decides what to do, with a backend, which runs the workers.
 
 The engine draws steps from the course, posts tasks, receives outcomes and hands out batches. It does all this inside
-the caller's `next()`: it has no thread of its own, and workers find their next task by themselves. A step in flight
-is in four tables, under its seq (task number):
+the caller's `next()`: the engine has no thread of its own, and workers find their next task by themselves. A task in
+flight is recorded in four tables, under its number (seq):
 
-    Scheduler   Is the step posted, filled or lost, and in which slab? It knows neither samples nor outcomes.
-    Course      Which steps of which run is the task for, and what is the outcome? It knows neither workers nor slabs.
-    backend     Which slot of the board has the task? It knows neither the order nor the consumer.
-    the board   The task itself, in shared memory. It is the only table that workers see.
+    Scheduler   Is the task posted, filled or lost, and in which slab? Knows neither samples nor outcomes.
+    Course      Which steps of which run is the task for, and what is the outcome? Knows neither workers nor slabs.
+    backend     Which slot of the board has the task? Knows neither the order nor the consumer.
+    the board   The task itself, in shared memory. The only table that workers see.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _LOOK_FOR_OUTAGES = 2.5  # after this many seconds without an outcome, the engin
 
 
 class ReceivedEarly(NamedTuple):
-    """Replaces the content of an outcome whose batch was converted before the caller asked for it."""
+    """Replaces the content of an outcome whose batch was converted early, before the caller asked for a batch."""
 
     batch: Any
 
@@ -65,8 +65,8 @@ class Engine(EngineLifetime):
     With `look_ahead`, steps of the next run may be prefetched. With `bundles`, several small steps may share a task.
     A worker that spends more than `hang` seconds on one step is killed.
 
-    `receive` converts each batch for the caller. It gets the batch and the root array of its slab. The next `early`
-    batches that are done are converted before the caller asks for them.
+    `receive` converts each batch for the caller: it gets the batch and the root array of the batch's slab. Up to
+    `early` finished batches are converted before the caller asks for them.
     """
 
     _finalizer: Any = bool  # for `__del__`, if an interrupt came before the constructor has set it
@@ -132,11 +132,11 @@ class Engine(EngineLifetime):
         return len(self._course.ready) + len(self._course.filled)
 
     def open_answer(self) -> Answer | None:
-        """Returns measurements for those steps of the current task that were handed out, or None."""
+        """Returns the measurements of the current task for the steps that were handed out, or None."""
         return self.stopwatch.open_answer(len(self._course.ready))
 
     def memory(self) -> tuple[int, int, int]:
-        """Returns the bytes that are lent to the caller, those that are kept in the pool, and those outside it."""
+        """Returns three counts of bytes: lent to the caller, kept for reuse, and in strays (memory outside slabs)."""
         # A reader may still refer to a closed engine.
         pooled, strays = (0, 0) if self.closed else self.backend.memory()
         lent = self._leases.nbytes
@@ -145,7 +145,7 @@ class Engine(EngineLifetime):
     # Called by a reader.
 
     def open(self, run: Run) -> None:
-        """Begins a run. Drops prefetched steps of any other run."""
+        """Begins a run. Drops prefetched steps of other runs."""
         if run is not self._course.ahead:
             self.cancel()
         if self.closed:
@@ -171,7 +171,7 @@ class Engine(EngineLifetime):
             self._open(run)
 
     def take_back(self) -> bool:
-        """Takes the engine from an iterator that has handed out its last batch, or returns False if it cannot."""
+        """Takes the engine from an iterator if its last batch has been handed out. Otherwise, returns False."""
         taken: list[bool] = []
         self.held(partial(self._take_back, taken), wait=False)
         return bool(taken)
@@ -296,7 +296,7 @@ class Engine(EngineLifetime):
         self.backend.flush()
 
     def resize(self, workers: int, window: int) -> None:
-        """Sets the number of workers and of tasks to prefetch (`window`). The caller must hold the engine."""
+        """Sets the number of workers, and how many tasks to prefetch (`window`). The caller must hold the engine."""
         if not self.closed:
             while self._take_in(0):  # so that workers that have left are not counted
                 pass
@@ -497,7 +497,7 @@ class Engine(EngineLifetime):
         return data if self._receive is None else self._receive(data, outcome.root)
 
     def _receive_early(self) -> None:
-        """Converts the next batches if they are done, so that an accelerator has them before they are needed."""
+        """Converts the next finished batches, so that an accelerator has them before they are needed."""
         course, left = self._course, self._early
         for at in range(min(left, len(course.ready))):
             task, outcome = course.ready[at]

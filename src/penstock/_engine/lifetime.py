@@ -71,7 +71,7 @@ class EngineLifetime:
                 self.backend.wake()
 
     def at_exit(self) -> None:
-        """Stops the workers. If a daemon thread is using the engine, they end with this process instead."""
+        """Stops the workers. If a daemon thread is using the engine, the workers end with this process instead."""
         self._finalizer()
 
     def _let_go(self) -> None:
@@ -82,11 +82,11 @@ class EngineLifetime:
             self._turn.changes.tell()
 
     def _end_if_free(self) -> bool:
-        """Stops the workers. If another thread is using the engine, returns False, and that thread will stop them."""
+        """Stops the workers, or returns False if another thread is using the engine and will stop them."""
         return self.held(partial(self._end, self._turn.ended_by), wait=False)
 
     def _end(self, by: str) -> None:
-        """Stops the workers. `by` is the end of the error message "This iterator ...", such as "was closed"."""
+        """Stops the workers. `by` completes the error message "This iterator ...", for example with "was closed"."""
         raise NotImplementedError
 
     # This runs before `_finalizer` would run on its own, and it defers interrupts. If an interrupt comes at its very

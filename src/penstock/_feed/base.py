@@ -1,6 +1,6 @@
-"""A feed obtains the samples for a loader. The loader chooses it once, and no other code depends on the choice.
+"""A feed obtains the samples for a loader. The loader chooses a feed once, and no other code depends on the choice.
 
-A feed makes runs. A run is one epoch that is being read. Its steps are drawn one after the other.
+A feed makes runs. A run is one epoch that is being read. The steps of a run are drawn one after another.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ class Run:
     exception while drawing ends the run.
 
     - `keys`: the keys of each step, beginning with step `at.steps`. The steps in `at.beyond` are left out, because
-      they were handed out.
+      they were already handed out.
     - `repeats`: if True, the steps in `at.beyond` are drawn again, because a stream's reader must read every step.
       The consumer skips them.
     - `read_from`: the sampler or stream that the keys come from, if it may have a state.
     - `what`: the name of the sampler or stream in error messages.
-    - `numbers`: gives each run its number.
-    - `local_rows`: the rows of each step whose keys are drawn, or None for all rows.
+    - `numbers`: yields a number for each run.
+    - `local_rows`: if not None, only the keys of these rows of each step are drawn.
     - `seat`: the index of the worker that gets the first step (torch semantics only).
     - `raises_at_once`: if True, an error that ends the run is raised by the `next()` call that tried to draw.
-      Otherwise, it is raised after the steps that were drawn before it.
+      Otherwise, the error is raised after the steps that were drawn earlier.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Run:
         self.error = error
 
     def take_error(self) -> BaseException | None:
-        """Returns the run's error, if any, and clears it, so that it is raised only once."""
+        """Returns the run's error, if any, and clears it, so that the error is raised only once."""
         error, self.error = self.error, None
         return error
 
@@ -175,7 +175,7 @@ class Run:
         self.is_left = True
 
     def continued(self, task: Task, position: bytes | None) -> Task:
-        """Returns the task for a replacement worker, which first opens the stream at this position."""
+        """Returns the task for a replacement worker, which must first open the stream at this position."""
         mark = opened(position)
         if mark is None or isinstance(task.keys, Opening):  # the first task of the run says where it begins
             return task

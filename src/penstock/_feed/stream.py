@@ -1,7 +1,7 @@
 """Feeds for streams.
 
-Either one worker reads the whole stream, or the caller reads light items (such as file names) from it, and all
-workers load the samples.
+Either one worker reads the whole stream, or the caller reads light items (such as file names) from the stream, and
+all workers load the samples.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Stream(Feed):
 
 
 class ItemFetch(Fetch):
-    """The worker's part of the feed for light items (such as file names): calls the dataset's `load` for each."""
+    """The worker's part of the feed for light items (such as file names): passes each to the dataset's `load`."""
 
     def look_up(self) -> None:
         self._load: Callable[[Any], Any] = self._job.dataset.load
@@ -71,7 +71,7 @@ class ItemFetch(Fetch):
 
 
 class ByItem(Stream):
-    """The caller's part of the feed for light items, such as file names: reads the items from the stream."""
+    """The caller's part of the feed for light items (such as file names): reads the items from the stream."""
 
     names = "items", "item"
     fetch = ItemFetch
@@ -137,7 +137,7 @@ class StreamFetch(Fetch):
         return samples, None
 
     def _timed(self, task: Task, number: int, items: Iterator[Any]) -> Iterator[Any]:
-        """Yields the items of batch `number`, and measures the time for each."""
+        """Yields the items of batch `number`, and measures the time for each item."""
         gauge = self._focus.gauge
         gauge.begin_epoch(task.epoch)
         before = perf_counter_ns()
@@ -167,7 +167,7 @@ class StreamFetch(Fetch):
         self._focus.doing(f"the stream's next {'sample' if n == 1 else f'{n} samples'}, ", None)
 
     def _pass_over(self, until: int) -> None:
-        """Discards batches of other ranks and from before a resume. Each is read with its own random numbers."""
+        """Discards batches of other ranks, or from before a resume. Each is read with its own random numbers."""
         if self._stream.read >= until:
             return
 
