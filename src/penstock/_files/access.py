@@ -1,4 +1,4 @@
-"""The options for remote files: options of the store, and options of the cache on a local disk."""
+"""The options for remote files: those of the store, and those of the cache on a local disk."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Access(NamedTuple):
         return cls(**files)
 
     def check(self) -> None:
-        """Raises TypeError or ValueError for an invalid option, even if all files are local and do not use it."""
+        """Raises TypeError or ValueError for an invalid option, even if all files are local."""
         if self.storage is not None and not isinstance(self.storage, Mapping):
             raise TypeError(f"storage must be a dict of options, but it is a {type(self.storage).__name__}.")
         if self.cache_bytes is not None:
@@ -147,7 +147,7 @@ def _nearest(path: Path) -> Path:
 
 
 def _size_for(folder: Path) -> int:
-    """Returns the default size limit of the cache: half of (cached bytes + free bytes), between 1 GB and 100 GB."""
+    """Returns the default size limit of the cache: half of the cached plus free bytes, between 1 GB and 100 GB."""
     free = used = 0
     with suppress(OSError):  # if the folder is missing or not readable, the cache warns about it
         free = shutil.disk_usage(_nearest(folder)).free

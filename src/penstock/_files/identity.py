@@ -1,4 +1,4 @@
-"""The identity of a file, by which all of penstock decides whether two files have the same content."""
+"""File identities, by which all of penstock decides whether two files have the same content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Identity(NamedTuple):
 
     @property
     def place(self) -> str:
-        """A digest of the file's name, which stays the same when the content changes."""
+        """A digest of the file's name. It stays the same when the content changes."""
         return hashlib.sha256(self.name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 

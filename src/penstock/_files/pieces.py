@@ -25,15 +25,15 @@ class Piece(NamedTuple):
 
 
 FetchPiece = Callable[[Piece], Any]
-"""A function that fetches the bytes of a piece, and returns them as a buffer."""
+"""A function that fetches a piece and returns its bytes as a buffer."""
 
 
 class Pieces(Protocol):
-    """Keeps the pieces of remote files. Any number of threads may use it."""
+    """Keeps pieces of remote files, for any number of threads."""
 
     @property
     def passing(self) -> Pieces:
-        """The place for pieces of files whose version is unknown. Other processes do not use it: see `Identity`."""
+        """Keeps the pieces of files whose version is unknown, for this process only: see `Identity`."""
 
     def get(self, piece: Piece, fetch: FetchPiece) -> memoryview:
         """Returns the bytes of a piece, calling `fetch(piece)` if they are not stored here."""
@@ -41,7 +41,7 @@ class Pieces(Protocol):
     def found(self, piece: Piece) -> memoryview | None: ...
 
     def mapped(self, piece: Piece) -> memoryview | None:
-        """Returns a piece that is mapped from a file, or None. It is the same object until the piece is dropped."""
+        """Returns a piece if it is mapped from a file, otherwise None: the same object until the piece is dropped."""
 
 
 class PiecesInMemory:

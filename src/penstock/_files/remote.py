@@ -152,7 +152,7 @@ class RemoteFile(AnyFile):
     def _views(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, memoryview]]:
         """Yields (piece, bytes), cached pieces first.
 
-        The caller must drop the bytes before it asks for the next pair.
+        The caller must drop the bytes before asking for the next pair.
         """
         # All views together may not fit into memory.
         missing = []
@@ -210,5 +210,5 @@ class FromTheStart(AnyFile):
 
 
 def _part(view: memoryview, start: int, length: int) -> NDArray[np.uint8]:
-    """Returns a part of a view that several threads use. They must not slice the view: see `view_of`."""
+    """Returns a part of a view. Threads must not slice a view that they share: see `view_of`."""
     return np.ndarray(length, np.uint8, view, start)

@@ -1,4 +1,4 @@
-"""Checks the decoded size of a sample against a limit before memory is allocated, if a file states the size."""
+"""If a file states the decoded size of a sample, checks this size before memory is allocated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.errors import SampleTooLarge
 
 # A few bytes of a file can decode to more than a machine's memory.
 LIMIT = 2 << 30
-"""Default limit in bytes. A scan of 512 x 512 x 1000 float32 values has 1.05 GB, a large satellite image 1.2 GB."""
+"""Default limit in bytes. A scan of 512 x 512 x 1000 float32 values takes 1.05 GB, a large satellite image 1.2 GB."""
 
 AT_ONCE = 16
 """A block may be as large as this many samples of the largest allowed size."""

@@ -19,7 +19,7 @@ class Misfit(Exception):
     """Raised if a column cannot be collated. Each level of nesting appends its key to `path`, innermost first."""
 
     def __init__(self, text: str, rows: Sequence[int] = (), groups: dict[Any, list[int]] | None = None) -> None:
-        """If rows were compared, `groups` maps each value found to the rows that have it."""
+        """If rows were compared, `groups` maps each value to the rows that have this value."""
         super().__init__(text)
         self.rows = tuple(rows)
         compared = [row for some in sorted((groups or {}).values(), key=len, reverse=True) for row in some]
