@@ -79,7 +79,7 @@ def _parse_and_run(arguments: Sequence[str] | None) -> int:
 
 
 def _nobody_reads() -> bool:
-    """True if the program that reads our output (such as `head`) has exited. Discards the rest of the output then."""
+    """True if the program that reads our output (such as `head`) has exited. If so, discards further output."""
     output, gone = sys.stdout.fileno(), True
     if hasattr(select, "poll"):  # Windows has none
         poll = select.poll()

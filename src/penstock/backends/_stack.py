@@ -102,7 +102,7 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}
 
 
 def waits_for_thread(pid: int) -> bool:
-    """True if the process's main thread is waiting for another thread (such as at a lock), or if this is unknown."""
+    """True if the process's main thread is waiting for another thread (at a lock, say), or if this is unknown."""
     try:
         calls = Path(f"/proc/{pid}/syscall").read_text().split()
     except OSError:

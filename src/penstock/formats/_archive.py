@@ -4,8 +4,8 @@
     a member:  its header | its content | zeros up to a multiple of 512
     the end:   zeros
 
-If a member's name is too long for its header, or is not ASCII, the member is preceded by another one that holds the
-name: of kind L (GNU), or of kind x (POSIX), which consists of lines of the form `length key=value`. Other modules
+If a member's name is too long for its header, or is not ASCII, the member is preceded by one that holds the name. The
+kind of that member is L (GNU) or x (POSIX); kind x consists of lines of the form `length key=value`. Other modules
 reject compressed archives.
 """
 

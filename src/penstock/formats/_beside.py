@@ -110,7 +110,7 @@ def entry_of(file: AnyFile, arrays: Arrays) -> Entry:
 
 
 def _header(file: AnyFile, place: int) -> int:
-    """Returns the CRC-32 of the tar header at the offset `place`, or of the part of the header that exists."""
+    """Returns the CRC-32 of the tar header at the offset `place` (or of as much of it as the file contains)."""
     place = min(place, file.size)
     return zlib.crc32(file.peek(place, min(HEADER, file.size - place)))
 
@@ -203,7 +203,7 @@ class Beside:
         self._counts: dict[str, dict[str, list[Any]]] = {}  # by the path of the index, and the name of the tar
 
     def count(self, file: AnyFile) -> int | None:
-        """Returns the number of samples in a tar according to a wids index, or None if no such index lists it."""
+        """Returns a tar's number of samples according to a wids index, or None if no such index lists the tar."""
         index = self._index(file)
         if index is None or not index.path.endswith(".json"):
             return None
@@ -326,7 +326,7 @@ def _nearest(path: str, shards: list[Any]) -> Any:
 
 
 def dali_index(file: AnyFile) -> Arrays | None:
-    """Returns the index of a tar from a DALI index beside it, or None if no such index describes this tar."""
+    """Converts the DALI index beside a tar. Returns None if no DALI index describes this tar."""
     name = _name(file)
     for stem in dict.fromkeys((name.rpartition(".")[0], name[:1] + name[1:].partition(".")[0])):
         index = neighbour(file, f"{stem}.idx") if stem else None

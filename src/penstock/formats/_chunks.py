@@ -102,7 +102,7 @@ class RowGroups(Sequence[list[ColumnChunk]]):
 
 
 def _leaves(schema: list[dict[int, Any]]) -> list[tuple[str, str, str]]:
-    """Returns (column, path, type) of each leaf. `schema` lists all nodes depth-first, beginning with the root."""
+    """Returns (column, path, type) for each leaf. `schema` lists all nodes depth-first, beginning with the root."""
     found = []
     path: list[str] = []
     left: list[int] = []  # for the root and each element in `path`, how many children are still to come
@@ -146,7 +146,7 @@ def joined(extents: Iterable[ByteRange], gap: int, most: int = sys.maxsize) -> l
 
 
 def edges(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Returns the offsets that divide a file at the edges of `places`, and into pieces of at most `PIECE` bytes."""
+    """Returns the offsets that divide a file at the edges of `places`, and so that no piece exceeds `PIECE` bytes."""
     cuts = {0, size, *places[:, 1:].reshape(-1).tolist()}
     inside = sorted(cut for cut in cuts if 0 <= cut <= size)
     parts = [np.arange(first, last, PIECE) for first, last in pairwise(inside)]

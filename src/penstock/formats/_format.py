@@ -30,7 +30,7 @@ from penstock.source._array import checked_keys
 from penstock.source._dataset import Dataset, remove_bypass, sliced
 
 BLOCK = 8 << 20
-"""The approximate size of a block, in bytes, if files have no blocks of their own: that of a remote request."""
+"""The approximate size in bytes of a block, and of a remote request, if files have no blocks of their own."""
 
 
 class FileRows(NamedTuple):

@@ -2,7 +2,7 @@
 
     the .idx:  MMIDIDX and two zeros | version (8 bytes) | dtype code (1) | number of sequences (8) | n (8)
                length of each sequence (4) | offset of each in the .bin (8) | n indices of sequences (8): the first
-               of each document, and the end | for some datasets one more byte for each sequence
+               of each document, and the end | for some datasets, one more byte for each sequence
 
 Numbers are little-endian. The sequences fill the .bin without gaps.
 """

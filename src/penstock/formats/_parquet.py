@@ -247,7 +247,7 @@ class _Ends:
 
 
 def _footer(file: AnyFile) -> Mapping[str, NDArray[Any]]:
-    """Returns what `_described` returns and, for a remote file, its final bytes as `end`.
+    """Returns what `_described` returns and, for a remote file, the file's final bytes as `end`.
 
     For a local file with a large footer, the result is stored.
     """

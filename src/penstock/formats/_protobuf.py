@@ -21,7 +21,7 @@ class MessageError(ValueError):
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
-    """Yields (field number, wire type, value) of each field. A `VARINT` is an int; other values are bytes."""
+    """Yields (field number, wire type, value) for each field. A `VARINT` is an int; other values are bytes."""
     at = 0
     while at < len(message):
         tag, at = integer(message, at)

@@ -1,4 +1,4 @@
-"""The formats of users and installed packages, which `penstock.open` and `penstock inspect` consult."""
+"""Formats registered by users and installed packages, for `penstock.open` and `penstock inspect`."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def find_samples(file: AnyFile) -> Arrays:
 
 
 class TarSamples:
-    """Groups the members of a tar file, which are added one by one, into samples."""
+    """Groups the members of a tar file into samples. Members are added one by one."""
 
     def __init__(self) -> None:
         self._starts, self._apart = array("q"), array("q")

@@ -95,7 +95,7 @@ class Sharded(Extents):
         return starts, starts.nbytes
 
     def parts(self, raw: bytes, number: int, row: int, fixed: Sequence[int | None]) -> list[bytes]:
-        """Splits a sample into its fields. `fixed` holds each field's size, or None if that is in the sample."""
+        """Splits a sample into its fields. `fixed` holds each field's size, or None if the size is in the sample."""
         free, ends = fixed.count(None), [0]
         if len(raw) >= 4 * free:
             sizes = iter(struct.unpack_from(f"<{free}I", raw))

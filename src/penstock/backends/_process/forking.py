@@ -38,7 +38,7 @@ _stayed: frozenset[_Thread] = frozenset()  # the other threads that were still a
 
 
 def obstacle() -> str:
-    """Returns why this process must not be forked (such as "it has 2 other threads"), or "" if it may."""
+    """Returns why forking this process is unsafe (such as "it has 2 other threads"), or "" if forking is safe."""
     for name in _NEVER_FORKED:
         if name in sys.modules:
             return f"it has imported {name}"
@@ -87,7 +87,7 @@ def _left_after_a_trial() -> frozenset[_Thread]:
 
 
 def _others() -> frozenset[_Thread]:
-    """Returns the live threads except the caller's and jemalloc's. (Forking beside jemalloc's threads is safe.)"""
+    """Returns the live threads except the caller's and jemalloc's, because jemalloc's are harmless in a fork."""
     tasks = os.listdir("/proc/self/task")
     if len(tasks) == 1:
         return frozenset()

@@ -66,7 +66,7 @@ _told: set[bool] = set()
 
 
 def give_up_templates(obstacle: str, *, asked: bool) -> None:
-    """Makes spawn the default instead of forkserver. Says so once: by a warning if `asked`, otherwise in the log."""
+    """Makes spawn the default instead of forkserver. Reports it once: as a warning if `asked`, else in the log."""
     global _without_fork
     _without_fork = "spawn"
     if asked in _told:
@@ -88,7 +88,7 @@ def give_up_templates(obstacle: str, *, asked: bool) -> None:
 def _asked(asked: Any) -> tuple[str | None, bool]:
     """Returns the requested start method, and True unless the request is another library's context.
 
-    The method is None if none was requested, or if the context does not tell it.
+    The method is None if none was requested, or if the context has no method that penstock knows.
     """
     if asked is None:
         return None, True

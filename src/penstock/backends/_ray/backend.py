@@ -28,7 +28,7 @@ _GRACE = 1.0
 
 
 class RayBackend(Exchange, Backend):
-    """Runs workers on Ray. Created by `start`. `poll` raises an error if none starts within `patience` seconds."""
+    """Runs workers on Ray. Created by `start`. `poll` raises if no worker starts within `patience` seconds."""
 
     copies_dataset = True
     leaves_nothing = False

@@ -6,9 +6,9 @@
     worker   the hello (its description of itself)    ->
                                                       <-   ADMITTED
 
-A proof is the HMAC-SHA256, with the token as the key, of PREFACE, the prover's role and both nonces. Both nonces are
+A proof is the HMAC-SHA256 of PREFACE, the prover's role and both nonces, with the token as the key. Both nonces are
 new for each connection, so a recorded proof is worthless in another connection. The roles differ, so a proof that is
-sent back to its author proves nothing.
+sent back to the prover proves nothing.
 
 Each end is a state machine. Messages may arrive in pieces of any size:
 

@@ -136,7 +136,7 @@ def _wanted(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _elsewhere(options: dict[str, Any], avoid: Collection[str]) -> dict[str, Any]:
-    """Makes the options prefer nodes that are not in `avoid`, unless the user chose a scheduling strategy."""
+    """Returns options that prefer nodes outside `avoid`, unless the user has chosen a scheduling strategy."""
     if not avoid or options["scheduling_strategy"] not in ("SPREAD", "DEFAULT"):
         return options
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerAddress"] in avoid]

@@ -1,4 +1,4 @@
-"""The door: accepts connections of workers to the driver, and keeps out all others.
+"""The door accepts connections from workers to the driver, and keeps out all others.
 
 One thread accepts all connections and does their handshakes, without waiting for any of them. A connection is a
 *stranger* until the other end has proved that it has the token. Then the connection becomes a link with its own

@@ -315,7 +315,7 @@ class Exchange:
         return seq, steps
 
     def _silent_nodes(self) -> dict[str, float]:
-        """Returns for how many seconds each silent node has been silent. After a minute, a node is tried again."""
+        """Maps each silent node to the seconds of its silence. After a minute, a node is tried again."""
         now = time.monotonic()
         with self._lock:
             self._silent = {node: since for node, since in self._silent.items() if now < since + _SILENT}

@@ -45,7 +45,7 @@ _TLS_FILES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
 
 
 class Hello(NamedTuple):
-    """A worker's description of itself. `clock` is the worker's `time.perf_counter_ns` at that moment."""
+    """A worker's description of itself. `clock` is the worker's `time.perf_counter_ns` when it says hello."""
 
     worker: int
     pid: int
@@ -112,7 +112,7 @@ def refusal(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> st
 
 
 def difference(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> str:
-    """Returns a warning if array libraries have other versions on the node, which may change batches, or ""."""
+    """Returns a warning if array libraries on the node have other versions (so batches may differ), or ""."""
     names = ["numpy", *(guest for guest in GUESTS if guest in sys.modules)]
     found = [
         f"{name} {theirs[name]}, and the driver has {name} {ours[name]}"

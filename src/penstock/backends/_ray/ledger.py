@@ -6,8 +6,8 @@
              AT a worker, ARRIVING, VOID --lose--> the oldest is blamed and forgotten, the others WAIT, unless VOID
     worker   COMING --join--> idle or at work --leave--> gone        any --halt--> HALTED --lose--> gone
 
-Tasks wait at the driver for the next free worker. A worker whose tasks are quick gets a second task, so that
-it does not idle while its reply is in flight.
+Tasks wait at the driver for the next free worker. A worker whose tasks are quick gets a second task, so that it does
+not idle while its reply is in flight.
 
 Workers answer their tasks in order. A task that is rescinded while a worker has it becomes void, and the driver drops
 the answer. The task's slab (the memory for the batch) is free at once, because only the driver writes to slabs.
@@ -76,7 +76,7 @@ class Ledger:
         return True
 
     def answered(self, worker: int, quick: bool) -> None:
-        """Records that a worker's oldest task is done. If it was `quick`, the worker may get a task in advance."""
+        """Records that a worker's oldest task is done. If the task was `quick`, the worker may now hold two."""
         self._forget(self._hands[worker].popleft())
         (self._quick.add if quick else self._quick.discard)(worker)
         self._sort(worker)
@@ -107,7 +107,7 @@ class Ledger:
         return None
 
     def _sort(self, worker: int) -> None:
-        """Records if a worker is free or may get a second task (not while an exit request is open)."""
+        """Records whether a worker is free or may get a second task (never while an exit request is open)."""
         self._free.pop(worker, None)
         self._ready.pop(worker, None)
         if worker in self._halted:
@@ -129,7 +129,7 @@ class Ledger:
         self._sort(worker)
 
     def halt(self, worker: int) -> None:
-        """Stops giving tasks to a worker whose connection has ended, because they would be lost."""
+        """Stops giving tasks to a worker whose connection has ended, because the tasks would be lost."""
         if worker in self._hands:
             self._halted.add(worker)
             self._sort(worker)

@@ -1,8 +1,8 @@
 """A link: a TCP connection between the driver and one worker, which carries frames.
 
 A frame consists of a head and data. The head is six numbers, the first of which is the kind of the frame. Any thread
-may send. One thread receives, with blocking calls, directly into the memory where the bytes belong. `post`
-queues frames. `push` sends them: large ones in a separate thread, so that the caller need not wait for a slow reader.
+may send. One thread receives, with blocking calls, directly into the memory where the bytes belong. `post` queues
+frames. `push` sends them: large ones in a separate thread, so that the caller need not wait for a slow reader.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Link:
         self._outbox.extend(_views(parts))  # atomic
 
     def push(self) -> None:
-        """Sends queued frames, unless another thread does. A failure cuts the link, so that `receive` raises."""
+        """Sends queued frames, unless another thread is sending. A failure cuts the link; `receive` then raises."""
         if self._outbox and self._sending.acquire(blocking=False):
             if self._outbox_bytes() > _LARGE:
                 # The new thread releases the lock when it is done.
