@@ -133,7 +133,7 @@ def example(message: bytes, arrays: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def _fields(message: Any) -> Iterator[tuple[int, Any]]:
-    """Yields the number and the content of each field. All fields must be messages, text or bytes."""
+    """Yields each field's number and content. Raises MessageError for a field that holds a number."""
     if not isinstance(message, memoryview):
         raise MessageError("a number was found where a message should be")
     for number, wire_type, found in fields(message):
@@ -143,7 +143,7 @@ def _fields(message: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _values(feature: memoryview, is_list: bool) -> Any:
-    """Returns a feature's value, or a list or array of values. Field 1 holds bytes, 2 floats, 3 integers."""
+    """Returns the values of a feature, or the value itself if it is the only one and `is_list` is False."""
     found: Any = np.empty(0, np.float32)
     for kind, message in _fields(feature):
         if kind == 1:

@@ -185,7 +185,7 @@ class Tokens(Format):
 
 
 class _MappedSamples:
-    """The samples of memory-mapped files. All files are mapped into one region of memory.
+    """Samples from files that are memory-mapped into one region of memory.
 
     The region is divided into units of equal size, and each sample begins at the start of a unit. If samples consist
     of whole units (usually one), numpy's `take` copies them directly to their destination. Other samples,
@@ -221,7 +221,7 @@ class _MappedSamples:
         return self.taken_from(self.starts(rows))
 
     def starts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the index of the first unit of each row's sample."""
+        """Returns the index of the unit at which each row's sample begins."""
         starts = rows if self._step == 1 else rows * self._step
         if len(self._firsts) > 1:
             starts = starts + self._firsts[self._edges.searchsorted(rows, "right") - 1]
@@ -248,12 +248,12 @@ class _MappedSamples:
         return found.view(self._dtype).reshape(len(starts), -1)
 
     def _all_parts(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the indices of all units of the samples that begin at these units."""
+        """Returns the indices of all units in the samples that begin at the units `starts`."""
         return starts if len(self._parts) == 1 else (starts[:, np.newaxis] + self._parts).reshape(-1)
 
 
 class _PartlyMappedSamples:
-    """The samples of several files, some of which are remote. A batch is read if part of it is not memory-mapped."""
+    """Samples from several files, some of them remote. Reads each batch that is not completely memory-mapped."""
 
     def __init__(self, tokens: Tokens, span: Span) -> None:
         self._span, self._read = span, _ReadSamples(tokens)
@@ -279,7 +279,7 @@ class _PartlyMappedSamples:
 
 
 class _ReadSamples:
-    """Samples from files that are read instead of memory-mapped, because some of them are remote."""
+    """Samples from files that are read instead of memory-mapped."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._files, self._headers, self._edges = tokens.files, tokens._headers, tokens.edges
