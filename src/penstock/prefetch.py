@@ -1,4 +1,4 @@
-"""`penstock.prefetch`, which uses a thread to read any iterable of batches ahead, into recycled memory."""
+"""`penstock.prefetch`, whose thread reads batches ahead from any iterable into recycled memory."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ class Prefetcher:
             )
 
     def _begin(self, again: bool, *, loaded: bool = False, first: Any = None) -> None:
-        """Starts the thread, and also a pass if `again` is True or if there was none before.
+        """Starts a pass over the source if `again` is True or if there was none before. Starts the thread if needed.
 
         If `loaded` is True, the pass begins at the state `first`.
         """

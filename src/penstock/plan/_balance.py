@@ -22,9 +22,9 @@ _CLOSE, _EXCHANGES = 512, 48
 def deal(costs: Int64s, ranks: int, each: int) -> Int64s:
     """Divides samples among ranks, `each` samples per rank, so that all ranks have about the same cost.
 
-    There are ranks * each costs. The result has a row of sample numbers for each rank. In each round, every rank gets
-    one of the costliest samples that are left: the rank with the lowest cost so far gets the costliest of them. Then
-    the rank with the highest cost and the rank with the lowest cost exchange samples, as long as this helps. The
+    `costs` has ranks * each entries. The result has a row of sample numbers for each rank. In each round, every rank
+    gets one of the costliest samples that are left: the rank with the lowest cost so far gets the costliest of them.
+    Then the rank with the highest cost and the rank with the lowest cost exchange samples, as long as this helps. The
     costs are integers, so the result is the same on every machine.
 
     >>> deal(np.array([1, 9, 5, 4]), ranks=2, each=2).tolist()
@@ -68,10 +68,10 @@ def _exchange(dealt: Int64s, costs: Int64s, loads: Int64s) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BalancedPlan(OrderPlan):
-    """An `OrderPlan` that divides the samples of each step among the ranks by cost, and not by position.
+    """An `OrderPlan` that divides the samples of each step among the ranks by cost instead of by position.
 
-    The cost of a sample is its length to the power of `power`. All ranks together get the same samples in a step as
-    with an `OrderPlan`. Only their assignment to ranks differs.
+    The cost of a sample is its length to the power of `power`. In each step, all ranks together get the same samples
+    as with an `OrderPlan`. Only the assignment of samples to ranks differs.
 
     With `accumulate=k`, the samples of k steps are dealt together. All ranks then have about the same cost over these
     steps, and the k steps of a rank have about the same cost, too. If fewer than k steps are left at the end, they
@@ -101,7 +101,7 @@ class BalancedPlan(OrderPlan):
         return max(1, KEYS_AT_ONCE // self._stride // self.accumulate) * self.accumulate
 
     def reached(self, epoch: int, step: int) -> int:
-        """Returns the first position of this step, or of the group of steps that is dealt together with it."""
+        """Returns the first position of this step or, if it is dealt as part of a group of steps, of that group."""
         alone = step >= self._dealt_alone(epoch)
         return OrderPlan.reached(self, epoch, step if alone else step - (step - self.first_step) % self.accumulate)
 
@@ -151,7 +151,7 @@ class BalancedPlan(OrderPlan):
         return self.first_step + max(0, self.order.size(epoch) - self.start) // group * self.accumulate
 
     def _dealt(self, epoch: int, step: int, count: int) -> Int64s:
-        """Deals `count` complete steps at once. Returns this rank's keys, one row for each step."""
+        """Deals the samples of `count` complete steps together. Returns this rank's keys, one row for each step."""
         first = self.start + (step - self.first_step) * self._stride
         keys = self.order.at(epoch, np.arange(first, first + count * self._stride))
         costs = self._costs(self.lengths.of(keys))
@@ -162,7 +162,7 @@ class BalancedPlan(OrderPlan):
         return dealt
 
     def _costs(self, lengths: Int64s) -> Int64s:
-        """Returns the cost of each sample, rounded for very long samples so that the sum fits into 61 bits."""
+        """Returns the cost of each sample, rounded if samples are very long, so that the sum fits into 61 bits."""
         bits = self.power * int(lengths.max()).bit_length() + len(lengths).bit_length()
         coarse = -(-max(0, bits - 61) // self.power)
         costs: Int64s = np.maximum(lengths >> coarse, 1) ** self.power

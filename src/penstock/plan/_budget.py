@@ -1,4 +1,4 @@
-"""Batches of samples of similar length that fill a budget of tokens, and a plan that deals them to ranks."""
+"""Cuts samples of similar length into batches that fill a budget of tokens, and deals the batches to ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.plan._windows import MOST_RANKS, Edges, ItemTable, Memo, Place, Pl
 Int64s = NDArray[np.int64]
 
 WINDOW = 1 << 19
-"""Default number of samples whose batches are cut together."""
+"""Default number of samples in a window."""
 
 
 class LengthTable:
@@ -124,7 +124,7 @@ class BudgetWindows:
         return budget if self.max_length is None or self.truncates else min(budget, self.max_length)
 
     def check(self) -> None:
-        """Raises ValueError if any sample is too long. (`table` checks only the samples of its window.)"""
+        """Raises ValueError if any sample is too long. (`table` checks only one window.)"""
         self._capped(np.arange(len(self.lengths)))
 
     def count(self, epoch: int) -> int | None:
@@ -165,7 +165,7 @@ class BudgetWindows:
     def sequence(self, epoch: int, number: int, ranks: int) -> Int64s:
         """Returns the numbers of the window's batches in the order in which they are dealt.
 
-        The batches of one step are neighbours when the batches are sorted by width. If the number of batches is not a
+        Each step gets batches that are neighbours when all are sorted by width. If the number of batches is not a
         multiple of `ranks`, the batches with the shortest samples are left over, and come last.
         """
         n = len(self.cut(epoch, number).starts) - 1
@@ -222,7 +222,7 @@ class BudgetWindows:
         )
 
     def _starts(self, widths: Int64s) -> Int64s:
-        """Cuts samples into batches, widest first. Returns the start of each batch, and the end of the last."""
+        """Cuts samples, widest first, into batches. Returns the start of each batch, and the end of the last."""
         starts, at, n, item = [0], 0, len(widths), widths.item
         while at < n:
             at = min(n, at + self.rows(item(at)))
@@ -239,7 +239,7 @@ def _small(lengths: Int64s) -> NDArray[np.integer]:
 class _InBatches:
     """The order in which `ranks` ranks get the samples, batch by batch.
 
-    If `start` is inside a window of `epoch`, this window stays arranged for the ranks that have begun it.
+    If `start` is inside a window of `epoch`, this window stays arranged for the number of ranks that began it.
     """
 
     windows: BudgetWindows
@@ -285,8 +285,8 @@ class BudgetPlan(PlacedPlan):
     One step takes the next `world` batches of the window, which have about the same width. If fewer batches are left
     at the end of a window, their samples are divided again into `world` smaller batches of about the same cost. The
     cost is the number of padded tokens or, with `power=2`, rows times width squared. (If there are fewer samples than
-    ranks, some samples are repeated as padding.) If `drop_last` is True, such a step at the end of the epoch is
-    dropped.
+    ranks, some samples are repeated as padding.) If `drop_last` is True, such a step is dropped at the end of the
+    epoch.
 
     After any step, the ranks have consumed all earlier windows and the first batches of the current window. Another
     number of ranks can continue there: `start` is the code of this `Place`. The rest of the current window stays
@@ -392,7 +392,7 @@ class BudgetPlan(PlacedPlan):
         return self._place(epoch, window, number).item + self.world > self.windows.size(epoch, window)
 
     def _last(self, epoch: int, window: int) -> _LastStep:
-        """Returns the window's last step, made from batches that are too few for all ranks."""
+        """Returns the window's last step, whose batches are cut again because too few are left for all ranks."""
 
         def make() -> _LastStep:
             keys, lengths, starts = self.windows.cut(epoch, window)
@@ -417,7 +417,7 @@ class BudgetPlan(PlacedPlan):
         return self._sequences.get((epoch, window), lambda: self.windows.sequence(epoch, window, ranks))
 
     def _begin(self, window: int) -> tuple[int, int]:
-        """Returns the plan's first batch in this window, and the number of ranks that the window is arranged for."""
+        """Returns the index of the plan's first batch in this window, and how many ranks the window is for."""
         start = Place.of(self.start)
         return (start.item, start.ranks) if window == start.window and start.item else (0, self.world)
 
@@ -444,8 +444,8 @@ class BudgetPlan(PlacedPlan):
 def _even(windows: BudgetWindows, widths: Int64s, parts: int, power: int) -> list[int]:
     """Cuts samples, widest first, into `parts` batches of about the same cost, within the budget.
 
-    Returns the start of each batch, and the end of the last. There are fewer than `parts` batches only if there are
-    fewer samples than that.
+    Returns the start of each batch, and the end of the last. If there are fewer samples than `parts`, each batch has
+    one sample.
     """
     least, most = 0, windows.batch_tokens * int(widths[0]) ** (power - 1)
     edges = _cut_by_cost(windows, widths, most, power, len(widths))

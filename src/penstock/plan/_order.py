@@ -91,7 +91,7 @@ class Shuffled:
 
 
 ENDLESS = 1 << 62
-"""The size of an order without an end."""
+"""The size of an endless order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +286,6 @@ class Permutation:
         return cells.view(np.int64)
 
     def _apply_rounds(self, cells: NDArray[np.uint64]) -> None:
-        """Applies all rounds to the numbers in `cells`, in place."""
         rows, columns = self._sides
         row = np.floor_divide(cells, columns)
         spare = np.multiply(row, columns)
@@ -316,8 +315,8 @@ class Permutation:
 class Permutations:
     """Random permutations: one of 0..n-1 for each n in `sizes` and each key.
 
-    This class computes a few elements of each of many permutations together. For many elements of one permutation,
-    `Permutation` is faster.
+    This class is for a few elements of each of many permutations. For many elements of one permutation, `Permutation`
+    is faster.
     """
 
     __slots__ = ("_columns", "_rows", "_sizes")
@@ -330,7 +329,7 @@ class Permutations:
     def at(
         self, which: NDArray[np.int64], keys: NDArray[np.uint64], positions: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Returns one element of each permutation. The i-th has the size `sizes[which[i]]` and the key `keys[i]`."""
+        """Returns, for each i, element `positions[i]` of the permutation with `sizes[which[i]]` and `keys[i]`."""
         cells, sizes = positions.astype(np.uint64), self._sizes[which]
         walking = np.arange(len(cells))
         while walking.size:
@@ -364,7 +363,7 @@ def _rotated(
     other_size: NDArray[np.uint64],
     keys: NDArray[np.uint64],
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Rotates each of two coordinates in turn by a hash of the other, in an even number of rounds."""
+    """Rotates two coordinates in turn, each by a hash of the other. The number of rounds must be even."""
     for number in rounds:
         hashed = ((other + keys) ^ _ROUND_KEYS[number]) * _FIRST
         hashed ^= hashed >> _32
@@ -377,7 +376,7 @@ def _rotated(
 
 @lru_cache(maxsize=64)
 def _rectangle(n: int) -> tuple[int, int]:
-    """Returns the sides of a rectangle with at least n cells, both near sqrt(n), with only a few extra cells."""
+    """Returns the sides, both near sqrt(n), of a rectangle with n cells or a few more."""
     root = math.isqrt(n - 1) + 1
     rows = np.arange(root, root + 1 + min(root // 4, 1023), dtype=np.int64)
     columns = -(-n // rows)

@@ -1,7 +1,7 @@
 """Samplers with the names that torch users know, for programs that compose samplers by hand.
 
-`DataLoader(shuffle=True)` uses an order instead (see `_order.py`), which can be resumed at any step. A loader also
-replaces a sampler of this module that has no generator by the same kind of order, with its own seed (`order_of`).
+`DataLoader(shuffle=True)` uses an order instead (see `_order.py`), which can be resumed at any step. A sampler of
+this module without a generator is also replaced by an order of the same kind, with the loader's seed (`order_of`).
 No sampler builds a list of n keys: each computes `KEYS_AT_ONCE` keys at a time while it is read.
 """
 
@@ -401,7 +401,7 @@ def _generator(generator: np.random.Generator | None) -> np.random.Generator:
 
 
 def _given(name: str, number: int | None, variable: str) -> int:
-    """Returns the number, or the value of the environment variable if the number is None."""
+    """Returns the number or, if it is None, the value of the environment variable."""
     if number is not None:
         return number
     value = os.environ.get(variable)

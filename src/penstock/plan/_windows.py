@@ -1,4 +1,4 @@
-"""Computes items (rows of documents, or batches) window by window, and plans that consist of them."""
+"""Plans whose items (rows of documents, or batches) are computed window by window."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ItemTable(NamedTuple):
 
 
 class Windows(Protocol):
-    """Computes the items of each window of an epoch, without looking at other windows."""
+    """Computes the items of each window of an epoch independently of other windows."""
 
     def count(self, epoch: int) -> int | None:
         """Returns the number of windows in the epoch, or None if the epoch never ends."""
@@ -162,12 +162,12 @@ class Edges:
         return None if self._last(epoch) is None else self._upto(epoch, None)[-1]
 
     def ends_before(self, epoch: int, index: int) -> int | None:
-        """Returns the total if it is less than `index`, otherwise None. No more windows are computed than needed."""
+        """Returns the total if it is less than `index`, otherwise None. Computes no more windows than needed."""
         reached = self._upto(epoch, index)[-1]
         return reached if reached < index else None
 
     def _upto(self, epoch: int, index: int | None) -> list[int]:
-        """Returns the running totals: up to the first that reaches `index`, or all if `index` is None."""
+        """Returns the running totals: at least up to the first that reaches `index`, or all if `index` is None."""
         edges, last = self._of.get(epoch) or [0], self._last(epoch)
         known = len(edges)
         while index is None or edges[-1] < index:
@@ -192,7 +192,7 @@ ItemKey = tuple[int, ...]
 
 
 def item_keys(slices: Sequence[tuple[ItemTable, int, int]]) -> list[ItemKey]:
-    """Returns the keys of all items in these slices: the items `first` to `last - 1` of each (table, first, last).
+    """Returns the keys of the items in these slices. A slice (table, first, last) has items `first` to `last - 1`.
 
     >>> table = ItemTable(np.array([0, 1, 3]), np.array([[7, 0, 5], [8, 0, 2], [9, 4, 6]]))
     >>> item_keys([(table, 0, 2)])
@@ -240,7 +240,7 @@ class InItems:
         return min(position, self.size(epoch))
 
     def _window(self, epoch: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the documents of a window, and the index of each document's first part in the items."""
+        """Returns the documents of a window, and the index of each used document's first part in the table."""
         return self._known.get((epoch, number), lambda: self._arranged(epoch, number))
 
     def _arranged(self, epoch: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -259,7 +259,7 @@ def count_of(order: Order, window: int, epoch: int) -> int | None:
 
 
 class PlacedPlan(ComputedPlan):
-    """A plan by windows, which begins at the `Place` whose code is `start`, with the step `first_step`.
+    """A windowed plan that begins with the step `first_step`, at the `Place` with the code `start`.
 
     `first_step` must be given, because computing it would need all earlier windows.
     """
@@ -272,7 +272,7 @@ class PlacedPlan(ComputedPlan):
         def start(self) -> int: ...
 
     def _step(self, epoch: int, step: int) -> Any:
-        """Returns the keys of a step from `first_step` on, or None if the epoch has no such step."""
+        """Returns the keys of a step (`first_step` or later), or None if the epoch has no such step."""
         raise NotImplementedError
 
     def after(self) -> Self:
@@ -310,7 +310,7 @@ class WindowPlan(PlacedPlan):
     If the items do not divide evenly, the last step of a rank is incomplete or missing. `drop_last` drops it on all
     ranks, and `padded` completes it on all ranks with items from the beginning of the epoch.
 
-    `order` is the order from which the windows are made, for resume states and forecasts.
+    `order`, from which the windows are made, is for resume states and forecasts.
     """
 
     windows: Windows
@@ -354,7 +354,7 @@ class WindowPlan(PlacedPlan):
         return 0 if total is None else min(end - total, self.batch_size)
 
     def consumed(self, epoch: int, step: int) -> int:
-        """Returns the code of the `Place` that all ranks have reached before this step, for `rest`."""
+        """Returns the code of the `Place` that all ranks together have reached before this step."""
         found = self._edges.find(epoch, self._begin + (step - self.first_step) * self._stride)
         return Place(*(found or (self.windows.count(epoch) or 0, 0))).code
 
@@ -408,7 +408,7 @@ class WindowPlan(PlacedPlan):
         return item_keys(slices)
 
     def _slices(self, epoch: int, begin: int, end: int) -> list[tuple[ItemTable, int, int]]:
-        """Returns the items `begin` to `end - 1` as slices of tables, counted from the plan's first window."""
+        """Returns the items `begin` to `end - 1`, counted from the plan's first window, as slices of tables."""
         slices = []
         while begin < end:
             found = self._edges.find(epoch, begin)
@@ -421,7 +421,7 @@ class WindowPlan(PlacedPlan):
         return slices
 
     def _first_items(self, epoch: int, skip: int, count: int) -> list[tuple[ItemTable, int, int]]:
-        """Returns `count` items from the epoch's beginning, after the first `skip`, and starts over at its end."""
+        """Returns `count` items of the epoch after the first `skip`. Starts over at the epoch's end."""
         whole = replace(self, start=0, first_step=0) if self.start else self
         total = whole._edges.total(epoch) or 0
         slices = []
