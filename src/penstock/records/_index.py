@@ -1,4 +1,4 @@
-"""MXNet's `.idx` files, which have a line for each record with its key and its byte offset."""
+"""MXNet's `.idx` files, in which each line has the key and the byte offset of a record."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _refuse(path: str, lines: list[bytes], row: int) -> NoReturn:
 
 
 def _wrong(starts: NDArray[np.int64], file: AnyFile) -> str:
-    """Returns why these cannot be the offsets of the records in the file, or "" if they can."""
+    """Returns why `starts` cannot be the offsets of the records in the file, or "" if they can."""
     if len(starts) == 0:
         return f"it is empty, but the file has {file.size:,} bytes" if file.size else ""
     if starts[0] != 0:

@@ -114,7 +114,7 @@ class RecordFile(RecordSamples):
         return [next(others) if each is None else each[1] for each in found]
 
     def _by_idx(self, file: AnyFile, access: Access) -> tuple[str, Index] | None:
-        """Returns the path and the index of a file's `.idx` file, or None if the file has none."""
+        """Returns the path of a file's `.idx` file and the index in it, or None if the file has no `.idx` file."""
         index = self._idx_of(file, access)
         if index is None:
             return None
@@ -288,7 +288,7 @@ def _record(raw: bytes) -> Record:
 
 
 def _damaged(file: AnyFile, start: int, error: framing.NotARecord, index: str | None = None) -> NoReturn:
-    """Raises FormatError for the record at offset `start`, which comes from the `.idx` file `index`, if any."""
+    """Raises FormatError for the record at offset `start`. `index` is the `.idx` file with this offset, if any."""
     try:
         file.damaged(start + error.at, error.what)
     except FormatError as damage:

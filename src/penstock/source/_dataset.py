@@ -82,7 +82,7 @@ def _depth(cls: type, name: str) -> int:
 
 
 def remove_bypass(cls: type, name: str, others: Sequence[str]) -> None:
-    """Sets the batch method `name` to None if a subclass redefines one of `others`, which it would bypass."""
+    """Sets the batch method `name` to None if it would bypass a method in `others` that a subclass redefines."""
     depth = _depth(cls, name)
     is_ours = cls.__mro__[depth].__module__.startswith("penstock.")
     if is_ours and any(_depth(cls, other) < depth for other in others):
@@ -98,8 +98,8 @@ def not_missing(found: Callable[..., T] | None, name: str = "__foresee__") -> Ca
 def from_inside(find: Callable[[Any], Any], name: str = "__foresee__", inside: str = "") -> Any:
     """Returns a property for a method that `find` makes from the wrapped datasets.
 
-    `find` gets the dataset or, if `inside` is given, its attribute with this name. If `find` returns None, the
-    dataset does not have the method.
+    `find` gets the dataset or, if `inside` is given, the dataset's attribute of this name. If `find` returns None,
+    the dataset does not have the method.
     """
     return property(lambda outer: not_missing(find(getattr(outer, inside) if inside else outer), name))
 
@@ -460,7 +460,7 @@ class ConcatDataset(Dataset[T_co]):
 
 
 class ChainItem(NamedTuple):
-    """An item of a ChainDataset that is not loaded yet, with the index of the stream that it comes from."""
+    """An unloaded item of a ChainDataset, with the index of its stream."""
 
     stream: int
     item: Any
@@ -709,7 +709,7 @@ def _counts(lengths: Sequence[float], n: int) -> list[int]:
 
 
 def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
-    """Returns the samples of these keys in order, with a single call if the dataset has `__getitems__`."""
+    """Returns the samples of these keys in order, by a single call to `__getitems__` if the dataset has it."""
     getitems = method_of(dataset, "__getitems__")
     if not getitems:
         return [dataset[key] for key in each(keys)]
@@ -741,7 +741,7 @@ def _check_keyed(taker: str, name: str, dataset: object) -> None:
 
 
 def _shown(value: object) -> str:
-    """Returns a short value as text. For a longer value, returns only its type."""
+    """Returns a number or None as text, and only the type of any other value."""
     if value is None or isinstance(value, (int, float)):
         return repr(value)
     return f"a value of type {type(value).__name__}"

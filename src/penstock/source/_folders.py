@@ -1,6 +1,6 @@
 """Finds the files below a folder, following links, and lists the suffixes of picture files.
 
-It imports no other package, so that `ImageFolder`, `Tar` and `penstock.open` all use the same suffixes.
+This module imports no other package, so that `ImageFolder`, `Tar` and `penstock.open` all use the same suffixes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Above = tuple[tuple[int, int], ...]
 
 
 def files_below(root: str, folder: str = "", above: Above = ()) -> Iterator[str]:
-    """Yields all files below a folder as paths relative to `root`. Files and folders are sorted together by name.
+    """Yields all non-hidden files below a folder, as paths relative to `root`.
 
-    A link to a folder is followed, unless it leads back to one of its parents. Raises OSError if a folder cannot be
-    read.
+    Files and folders are sorted together by name. A link to a folder is followed, unless it leads back to one of its
+    parents. Raises OSError if a folder cannot be read.
     """
     here = os.path.join(root, folder)
     found, above = _inside(here, above or (_number(root),), hidden=False)
@@ -63,7 +63,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _leads_back(folder: str, above: Above) -> bool:
-    """True for a link to one of its own parent folders, whose content has already been listed."""
+    """True if the folder is a link to one of its own parents, whose content has already been listed."""
     try:
         return _number(folder) in above
     except OSError:  # opening it will raise a better error

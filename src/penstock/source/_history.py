@@ -24,7 +24,7 @@ AnyOrder = MixtureOrder | EqualEpochs
 
 
 class _Unread:
-    """A source whose length is known from a state."""
+    """A source without data: only its length is known, from a state."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -42,7 +42,7 @@ class _Unread:
 class WeightsFrom(NamedTuple):
     """The weights of a mixture from a position of an epoch on.
 
-    `given` has the same meaning as in `Stage`. It is None in a state of an older version, which has no counts.
+    `given` has the same meaning as in `Stage`, but is None in a state of an older version, which has no counts.
     """
 
     epoch: int
@@ -75,7 +75,7 @@ class WeightHistory:
     ) -> WeightHistory:
         """Returns the history with these weights from a position on. Each source continues with its next sample.
 
-        Changes at this position or later are dropped. The samples before it stay the same.
+        Changes at this position or later are dropped. The samples before the position stay the same.
         """
         mixture, found = self.mixture, self.mixture.checked(weights)
         if not isinstance(mixture.stop, str):  # the end of an epoch is the beginning of the next one
@@ -97,10 +97,10 @@ class WeightHistory:
         keys: NDArray[np.int64],
         lengths: NDArray[np.int64] | None = None,
     ) -> list[tuple[str, float, int, int, float | None]]:
-        """Returns statistics of each source: name, weight, samples given, number of samples, and their mean length.
+        """Returns statistics of each source: name, weight, samples given, number of samples, and mean length.
 
-        The samples that were given are those before a position, and those with these keys. `lengths` has the lengths
-        of all samples: see `MixtureDataset.mean_lengths`.
+        The samples given are those before `position`, and those with these keys. `lengths` has the lengths of all
+        samples: see `MixtureDataset.mean_lengths`.
         """
         mixture, weights = self.mixture, self.weights_at(epoch, position)
         counts = (order.counts(epoch, position) + mixture.counts_of(keys)).tolist()
@@ -141,7 +141,7 @@ class WeightHistory:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], seed: int) -> WeightHistory | None:
-        """Returns the history in a state, whose sources have no data, or None if the order depends on blocks."""
+        """Returns the history from a state, without the sources' data, or None if the order depends on blocks."""
         if state.get("blocks"):
             return None
         try:
@@ -198,7 +198,7 @@ class WeightHistory:
         return self._completed([stage._replace(given=count) for stage, count in zip(found, given, strict=True)], seed)
 
     def _completed(self, stages: list[WeightsFrom], seed: int) -> WeightHistory:
-        """Computes counts that a state lacks, and checks the others."""
+        """Computes the counts that the state lacks. Raises StateError if other counts contradict the weights."""
         mixture, done, whole = self.mixture, list[WeightsFrom](), list[Stage]()
         for stage in stages:
             epoch, position = mixture.place(*stage[:2])
@@ -275,7 +275,7 @@ def _of_dict(stage: Mapping[str, Any]) -> WeightsFrom:
 
 
 def _counts(mixture: MixtureDataset, given: Any) -> tuple[int, ...] | None:
-    """Returns the counts of a stage in a state, in the order of the sources. A source that was added later has 0."""
+    """Returns a stage's counts in a state, in the order of the sources, with 0 for sources that were added later."""
     if given is None:
         return None
     if not isinstance(given, Mapping) or not given.keys() <= {*mixture.names}:

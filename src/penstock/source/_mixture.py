@@ -171,7 +171,7 @@ class MixtureDataset(Dataset[Any]):
 
     @property
     def __lengths__(self) -> Lengths:
-        """Returns the lengths for one pass over each source: key k has entry k % n.
+        """Returns the lengths for one pass over each source, n in all: key k has entry k % n.
 
         The attribute is missing if a source has no lengths.
         """
@@ -187,7 +187,7 @@ class MixtureDataset(Dataset[Any]):
 
     @property
     def __mixture__(self) -> MixtureDataset:
-        """The mixture itself. Datasets that wrap a mixture pass it on: see `WeightHistory`."""
+        """The mixture itself. Datasets that wrap a mixture pass this attribute on: see `WeightHistory`."""
         return self
 
     def __order__(self, seed: int, window: int) -> MixtureOrder | EqualEpochs:
@@ -195,10 +195,7 @@ class MixtureDataset(Dataset[Any]):
         return self.order(seed, window, (Stage(0, 0, self.shares(self.weights)),))
 
     def order(self, seed: int, window: int, stages: tuple[Stage, ...]) -> MixtureOrder | EqualEpochs:
-        """Returns the order of the keys.
-
-        If the mixture has a seed of its own, that seed replaces the loader's seed.
-        """
+        """Returns the order of the keys. If the mixture has its own seed, that seed replaces the loader's."""
         blocks = tuple(map(_grouping, self.sources)) if self.shuffled else ()
         own = seed if self.seed is None else self.seed
         labels = tuple(map(_label, self.names))
@@ -209,26 +206,26 @@ class MixtureDataset(Dataset[Any]):
     # For the history of the weights: see `WeightHistory`.
 
     def place(self, epoch: int, position: int) -> tuple[int, int]:
-        """Converts a place to one of the `MixtureOrder`, which has a single epoch if `stop` is a number."""
+        """Converts a place to one in the `MixtureOrder`, which has a single epoch if `stop` is a number."""
         return (epoch, position) if isinstance(self.stop, str) else (0, epoch * self.stop + position)
 
     @property
     def has_blocks(self) -> bool:
-        """True if the order of a source depends on its blocks."""
+        """True if the order of any source depends on its blocks."""
         return self.shuffled and any(_grouping(source) is not None for source in self.sources)
 
     def set_tokens(self, tokens: Mapping[str, int]) -> None:
-        """Sets the numbers of tokens of sources whose lengths are not available."""
+        """Sets the token counts of sources whose lengths are not available."""
         self._tokens.update(tokens)
 
     def counts_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns how many of these keys each source has."""
+        """Returns how many of these keys belong to each source."""
         return np.bincount(self._parts(keys)[0], minlength=len(self.names))
 
     def mean_lengths(self, lengths: NDArray[np.int64] | None) -> list[float | None]:
-        """Returns the mean length of each source's samples, or None. `lengths` has the lengths of all samples.
+        """Returns the mean length of each source's samples, or None if it is unknown.
 
-        Without `lengths`, mean lengths are known only if `unit` is "tokens".
+        `lengths` has the lengths of all samples. Without it, mean lengths are known only if `unit` is "tokens".
         """
         tokens = self._tokens
         if lengths is not None:
@@ -307,7 +304,7 @@ class MixtureDataset(Dataset[Any]):
     def _divided(self, keys: Any) -> list[tuple[int, list[int], list[int]]]:
         """Groups the keys by source.
 
-        Returns (number of the source, rows of its samples, their keys in the source).
+        Returns (number of the source, rows of its samples, keys of these samples in the source) for each source.
         """
         part, index = self._parts(_checked_keys(keys))
         rows = part.argsort(kind="stable")

@@ -1,7 +1,7 @@
 """Maps keys between a dataset and the datasets inside it: for blocks, forecasts, lengths, fingerprints and errors.
 
-It knows `Subset`, `ConcatDataset` and `StackDataset`, both penstock's and torch's, the stages of `_stages.py`, and
-mixtures.
+This module knows `Subset`, `ConcatDataset` and `StackDataset`, both penstock's and torch's, the stages of
+`_stages.py`, and mixtures.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def method_of(dataset: object, name: str) -> Any:
 
 
 Views = Callable[[Sequence[int]], dict[str, list[NDArray[Any]]] | None]
-"""Returns the arrays of samples, by field, without copies. Fields without arrays are left out.
+"""Returns the arrays of samples, by field, without copying. Fields without arrays are left out.
 
 This is the type of a dataset's `__views__`, which is private to penstock. The result is None if only the samples show
 which fields are arrays, or if the samples must be read first. The arrays must not be changed.
@@ -50,8 +50,8 @@ _NUMPY = "_gathers_numpy"
 def gathers_numpy(gather: Gather) -> Gather:
     """Marks a `__gather__` whose samples are numpy arrays or scalars, str, bytes, or one dict or tuple of these.
 
-    Unless it returns NotImplemented, types and dtypes are the same for all samples. So the batch alone shows what
-    another library's collate function would return, and `penstock.torch` makes tensors from it.
+    Unless the `__gather__` returns NotImplemented, all samples have the same types and dtypes. So the batch alone
+    shows what another library's collate function would return, and `penstock.torch` makes tensors from the batch.
     """
     setattr(gather, _NUMPY, True)
     return gather
@@ -109,7 +109,7 @@ def leaves_of(dataset: Any) -> Iterator[Any]:
 
 
 def origin(dataset: Any, key: Any) -> tuple[Any, Any]:
-    """Returns the innermost dataset that the sample comes from, and its key there."""
+    """Returns the innermost dataset that the sample comes from, and the sample's key there."""
     while True:
         match _kind(dataset):
             case "SameKeys":
@@ -252,7 +252,7 @@ def _keys(indices: Any, length: int) -> KeyArray | None:
 
 
 def fingerprint_of(dataset: Any) -> str | None:
-    """Returns a text that identifies the samples, wherever their files are, or None. Messages may show it."""
+    """Returns a text that identifies the samples, wherever their files are, or None. Messages may show the text."""
     match _kind(dataset, "__fingerprint__"):
         case "Subset" | "SameKeys" | "RepeatedDataset":
             inner = fingerprint_of(dataset.dataset)
@@ -397,7 +397,7 @@ def _or_none(blocks: Callable[..., InnerBlocks], *args: Any) -> InnerBlocks | No
 # Lengths.
 
 TOKENS = ("tokens", "input_ids")
-"""The fields that may hold the tokens of a sample. If it has neither, the first field with integers does."""
+"""The fields that may hold a sample's tokens. In a sample without them, the first field with integers does."""
 
 
 def lengths_within(dataset: Any) -> Lengths | None:
@@ -454,7 +454,7 @@ _AT_ONCE = 512
 
 
 def keys_in_order(dataset: Any) -> Iterator[int]:
-    """Yields the keys of an unshuffled loader's first epoch, with the seed 0."""
+    """Yields the keys of the first epoch of an unshuffled loader with seed 0."""
     order = method_of(dataset, "__order__")
     if order is None:
         yield from count() if getattr(dataset, "endless", False) else range(len(dataset))

@@ -1,4 +1,4 @@
-"""`penstock.pack`: documents of different lengths as rows of one length, which are planned from the lengths alone."""
+"""`penstock.pack`, which packs documents into rows of one length. Rows are planned from the lengths alone."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class PackedRows(Dataset[dict[str, Array]]):
 
     @property
     def names_of(self) -> Callable[[Sequence[Any]], list[tuple[Any, ...]]]:
-        """Returns the names of the sources in each row, one per document.
+        """Returns the names of the sources in each row, one name for each part.
 
         The attribute is missing if the documents have no `names_of`.
         """
@@ -285,8 +285,8 @@ _RowForm = dict[str, tuple[int, tuple[int, ...], "np.dtype[Any]"]]
 class _Documents(NamedTuple):
     """The documents of some rows. `values` has the values of each field, by the key of the document.
 
-    If all documents have the same fields, `form` is the form of every row. Otherwise, it is None, and `fields` has
-    the fields of each document.
+    If all documents have the same fields, `form` is the form of every row. Otherwise, `form` is None, and `fields`
+    has the fields of each document.
     """
 
     values: dict[str, dict[int, Array]]
@@ -303,7 +303,7 @@ class _RowMaker:
         self._zeros = np.zeros_like(self._counting)
 
     def opened(self, keys: list[int], samples: list[Any]) -> _Documents:
-        """Returns the fields to pack, tokens first. Raises an error if a length is not as planned."""
+        """Returns the fields to pack, tokens first. Raises ValueError if a length is not as planned."""
         lengths = list(zip(*self._planned(keys), strict=True))
         found = {
             key: self._opened(key, sample, given) for key, sample, given in zip(keys, samples, lengths, strict=True)
@@ -319,7 +319,7 @@ class _RowMaker:
         return [table.of(np.array(keys, np.int64)).tolist() for table in self._tables]
 
     def alike(self, keys: list[int], arrays: dict[str, list[Array]]) -> _Documents | None:
-        """Does the same as `opened`, but in bulk, for documents with these arrays.
+        """Does the work of `opened` in bulk, for documents whose fields are these arrays.
 
         Returns None if the documents differ, or if one of them is wrong.
         """
@@ -376,7 +376,7 @@ class _RowMaker:
             )
 
     def _check_fields(self, documents: dict[int, _Fields], samples: dict[int, Any]) -> None:
-        """Raises an error if only some of the documents have a field with one element for each token."""
+        """Raises ValueError if only some of the documents have a field with one element for each token."""
         first: dict[str, int] = {}
         for key, fields in documents.items():
             for name, (kind, _) in fields.items():
@@ -532,7 +532,7 @@ _NO_ARRAYS = {str, bytes, bool, int, float, type(None)}
 
 
 def _array_fields(samples: list[Any]) -> dict[str, list[Array]]:
-    """Returns the fields with arrays. Returns an empty dict if the documents have different fields."""
+    """Returns the fields with arrays, or an empty dict if the documents have different fields."""
     kinds = set(map(type, samples))
     if kinds == {np.ndarray}:
         named = {"tokens": samples}
