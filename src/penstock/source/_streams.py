@@ -63,7 +63,6 @@ class WrappedStream(IterableDataset[T_co]):
         self._end = taken(self.dataset, reading.mark)
 
     def take(self, reading: Reading) -> Any:
-        """Returns the next item, or END."""
         return taken_from(reading)
 
     @property

@@ -58,7 +58,7 @@ class Trace:
         self._span(_CALLER, name, began, ended, _arguments(details))
 
     def task(self, record: TracedTask, worker: str, keys: str = "") -> None:
-        """Records a worker's task, and the time that the worker waited before it."""
+        """Records a worker's task, and the worker's wait before it."""
         seat, began, fetched, made, ended, _, epoch, step, steps = record
         row = _FIRST_WORKER + seat
         if row not in self._ended:

@@ -50,7 +50,7 @@ class _Unprofiled(private.BaseIterator):  # type: ignore[misc]
 
 
 class Inline(_Unprofiled, private.InlineIterator):  # type: ignore[misc]
-    """The iterator of a loader without workers, which runs torch's own loop in the caller's process."""
+    """The iterator of a loader without workers. Runs torch's own loop in the caller's process."""
 
     _sampler_iter: Any
 

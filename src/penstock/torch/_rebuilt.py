@@ -79,8 +79,6 @@ class Given:
 
 
 class _Number:
-    """A number that also carries a loader's arguments."""
-
     given: Given
 
 
