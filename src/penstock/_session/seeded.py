@@ -325,7 +325,7 @@ class SeedSession(Session):
 
     @never_ends
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continues from `state` in the next epoch. If `state` does not fit, raises StateError and changes nothing."""
+        """Makes the next epoch continue from `state`. If that does not fit, raises StateError and changes nothing."""
         parsed, history = State.parse(state), self.feed.history
         if history is not None:
             if not isinstance(parsed.dataset, Mapping):
@@ -361,7 +361,7 @@ class SeedSession(Session):
         self.epochs.load(resume)
 
     def _fitting(self, state: State) -> State:
-        """Converts a state to this loader's number of ranks. Raises StateError if the state does not fit the loader."""
+        """Converts `state` to this loader's number of ranks. Raises StateError if `state` does not fit the loader."""
         plan, about = self.feed.plan(state.seed or 0), self._about()
         if state.begun:  # or a later epoch
             about["sampler"] = content(plan, about["length"])
