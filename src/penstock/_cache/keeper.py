@@ -24,7 +24,6 @@ from penstock.plan._order import Sequential
 _PAUSE = 0.05  # seconds between two looks
 
 _keepers = LiveObjects["Keeper"]()
-"""The open keepers of this process."""
 
 
 class Keeper:

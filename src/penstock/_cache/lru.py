@@ -28,7 +28,6 @@ class LruCache(Generic[K, T]):
     def __init__(self, most: int) -> None:
         self._most = most
         self.dropped = 0
-        """Number of values dropped so far."""
         self.needed: set[K] = set()
         """Keys of values that must stay and do not count towards `most`. A `Keeper` updates this set every 50 ms."""
         # Changed under the lock, but read without it. So a use only numbers the entry: if it moved the entry, another

@@ -38,8 +38,6 @@ Borrow = Callable[..., Loan]
 
 
 class Begin(NamedTuple):
-    """The position at which a run begins."""
-
     steps: int = 0  # the first steps, which were already handed out
     beyond: frozenset[int] = frozenset()  # later steps that were handed out, too
     mark: Mark | None = None  # where a sampler or stream that has a state continues

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 
 class Identity(NamedTuple):
-    """Identifies the content of a file."""
-
     name: str  # unique to the file, and never shown (see `identified`)
     size: int
     version: str  # ETag or time; "" if unknown: then nothing is kept beyond this process, as content may change

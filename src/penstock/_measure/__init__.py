@@ -1,1 +1,1 @@
-"""Measurements that are always on: counters of the workers and of the caller, which other processes can read."""
+"""Measurements that are always on: counters for the workers and the caller, which other processes can read."""

@@ -1,12 +1,12 @@
 """Forks of the program while batches are on loan to the caller.
 
 The child has these batches too, in the same shared memory, and may read them for as long as it lives. A witness shows
-whether it is still alive: a page of shared memory that parent and child map, and that the parent then unmaps. The
-kernel refuses to seal a file against writing while any process maps it. So the seal succeeds once the child, and all
-processes that it has forked, have ended or called exec.
+whether the child is still alive. It is a page of shared memory that both processes map, and that the parent then
+unmaps. The kernel refuses to seal a file against writing while any process maps the file. So the seal succeeds once
+the child, and every process that the child has forked, has ended or called exec.
 
-Two alternatives were rejected. A pipe shows too early that the child has ended, if the child closes all its
-descriptors. And fork hooks are not told the child's process id, which says nothing about grandchildren anyway.
+Two alternatives were rejected. If the child closes all its descriptors, a pipe reports too early that the child has
+ended. Fork hooks do not get the child's process id, which says nothing about grandchildren anyway.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock._system.interrupts import LiveObjects, free_at_end
 from penstock._system.platform import fcntl
 
 MOST = 64
-"""The largest number of witnesses. Each needs a descriptor. Slabs on loan at any further fork are never reused."""
+"""The largest number of witnesses. Each needs a descriptor. Slabs on loan during further forks are never reused."""
 
 
 class Fork:

@@ -1,8 +1,8 @@
-"""The forms of containers: how the containers of one class are taken apart and rebuilt.
+"""The forms of containers. A form says how the containers of one class are taken apart and rebuilt.
 
-`FORMS` covers subclasses of Mapping, list and tuple that can be rebuilt by calling their class with the items. For
-every instance, a test shows whether this makes an equal object. `EXACT_FORMS` covers only the classes that pickle
-rebuilds from the same parts, so that an object arrives in another process as if it had been pickled.
+`FORMS` covers subclasses of Mapping, list and tuple that can be rebuilt by calling the class with the items. Each
+instance is tested: the result must be an equal object. `EXACT_FORMS` covers only classes whose instances pickle would
+rebuild from the same parts, so that an object arrives in another process as if it had been pickled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _V = TypeVar("_V")
 
 
 class MemoTable(dict[_K, _V]):
-    """A dict that computes missing values. It is cleared when it is full, to limit its size."""
+    """A dict that computes missing values, and is cleared when full, to limit its size."""
 
     def __init__(self, make: Callable[[_K], _V], most: int = TABLE_LIMIT) -> None:
         self._make = make
@@ -182,7 +182,7 @@ FORMS: MemoTable[type, Form | None] = MemoTable(_form)
 
 
 class Attributes:
-    """The first key in the form of a class whose objects are rebuilt from their attributes, as pickle does."""
+    """The first key of an object that must be rebuilt from its attributes, as pickle does."""
 
 
 def _open_attributes(node: Any) -> tuple[Hashable, Sequence[Any]] | None:
@@ -204,7 +204,7 @@ _ATTRIBUTES = Form(_open_attributes, _close_attributes)
 
 
 class Items:
-    """The first key in the form of a dict subclass whose objects are rebuilt from items, without `__init__`."""
+    """The first key of a dict subclass's object that must be rebuilt from its items, without `__init__`."""
 
 
 def _close_items(kind: type, keys: tuple[Any, ...], values: list[Any]) -> Any:
