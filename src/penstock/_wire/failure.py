@@ -1,8 +1,8 @@
 """Failures: exceptions that cross a process boundary and keep their type.
 
 In the worker, `Failure.capture` turns an exception into bytes. In the parent, `restore` turns the bytes into an
-exception with the same type, args, attributes and notes. The exception also gets a note that says where it happened,
-and the remote traceback as its cause. Both functions work whatever the exception's own methods do.
+exception with the same type, args, attributes and notes. The exception also gets a note that says where the error
+happened, and the remote traceback as its cause. Both functions work whatever the exception's own methods do.
 
 In a worker that is not a process, `caught` makes a copy instead, because a program may raise the same object many
 times, and in several threads at once.
@@ -65,7 +65,7 @@ class Failure:
         return dumps(cls(type_name(exc), message, where, text_of(exc), (*own, *dropped, *notes), body))
 
     def exception(self) -> BaseException:
-        """Returns the exception, or a RuntimeError with its name and message if it cannot be rebuilt."""
+        """Returns the exception or, if it cannot be rebuilt, a RuntimeError with its name and message."""
         try:
             exc: BaseException = loads(self.body)
             if not isinstance(exc, BaseException):
@@ -108,10 +108,7 @@ def copied(exc: BaseException, of: Callable[[Any], Any] = lambda value: value) -
 
 
 def keep(exc: BaseException, *, where: str) -> BaseException:
-    """Returns a copy of `exc` to be stored.
-
-    Its traceback is kept as text, because frames would keep samples alive.
-    """
+    """Returns a copy of `exc` to store. The traceback becomes text, because frames would keep samples alive."""
     exc = ordinary(exc)
     forget_earlier(exc)
     cause = RemoteTraceback(text_of(exc))
@@ -119,10 +116,7 @@ def keep(exc: BaseException, *, where: str) -> BaseException:
 
 
 def _traceless(value: Any) -> Any:
-    """Copies exceptions without their tracebacks, including those in lists, tuples and dicts.
-
-    All other values stay as they are.
-    """
+    """Copies exceptions without tracebacks, also in lists, tuples and dicts. Returns other values unchanged."""
     if isinstance(value, BaseException):
         return without_trace(copied(value, _traceless))
     if type(value) is dict:
@@ -149,7 +143,7 @@ def forget_earlier(exc: BaseException) -> None:
 
 
 def annotate(exc: BaseException, where: str) -> BaseException:
-    """Adds the note `where` to `exc`, once. Returns `exc`."""
+    """Adds the note `where` to `exc` unless `exc` already has it. Returns `exc`."""
     notes = dict_of(exc).get("__notes__")  # not by add_note: a __setattr__ may refuse
     if not isinstance(notes, list):
         notes = dict_of(exc)["__notes__"] = []
@@ -263,10 +257,7 @@ def described(exc: BaseException) -> str:
 
 
 def safe_text(obj: object, show: Callable[[object], str] = str) -> str:
-    """Returns `show(obj)`, or a text that names the error if that fails.
-
-    Raises nothing but Ctrl-C outside workers.
-    """
+    """Returns `show(obj)` or, if that fails, text that names the error. Outside worker processes, raises Ctrl-C."""
     try:
         return "".join((show(obj),))  # joined: __str__ may return a subclass of str
     except BaseException as exc:

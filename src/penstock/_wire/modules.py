@@ -15,12 +15,12 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 ABSENT = {b"__main__", b"__mp_main__"}
-"""The names of modules that are known not to be importable. They are bytes, because pickles are searched for them."""
+"""Names of modules known not to be importable, as bytes, because pickles are searched for these names."""
 
 
 @contextmanager
 def sent_by_value() -> Iterator[Callable[[Any], None]]:
-    """Makes cloudpickle send by value what cannot be imported. Call the yielded function with each object first."""
+    """Makes cloudpickle send by value what cannot be imported. Pass each object to the yielded function first."""
     import cloudpickle
 
     seen = {"__main__"}  # cloudpickle always sends the contents of `__main__` by value
@@ -62,7 +62,7 @@ def is_importable(name: str) -> bool:
     module = sys.modules.get(name)
     spec = getattr(module, "__spec__", None)
     if spec is None:
-        return bool(parent)  # made by the program; or, if it has a parent, made by the parent when that is imported
+        return bool(parent)  # made by the program; or, if there is a parent, made when the parent is imported
     path = None
     if parent:
         path = getattr(sys.modules.get(parent), "__path__", None)

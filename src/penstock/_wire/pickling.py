@@ -1,8 +1,8 @@
 """Decides how objects that are sent between processes are pickled.
 
 Plain pickle is fast, and sends classes and functions by name. cloudpickle sends everything in `__main__`, and
-everything that cannot be imported (see `modules.py`), by value. It is imported only when needed, because that takes
-25 ms.
+everything that cannot be imported (see `modules.py`), by value. cloudpickle takes 25 ms to import, so it is imported
+only when needed.
 
     message   pickler                  arrays                               classes without an importable name
     task      plain, else cloudpickle  inside the pickle                    by value
@@ -12,10 +12,10 @@ everything that cannot be imported (see `modules.py`), by value. It is imported 
     update    cloudpickle              inside the pickle                    by tag where known, else by value
     shipment  cloudpickle              out of band; mapped files by name    by value, and tagged on the way
 
-A tag is a name, eight random bytes, that this process and its workers share for a class of `__main__`, or for a class
-made inside a function. If such a class were sent by value, it would arrive as a different class, and `is`,
-`isinstance` and `except MyError` would fail. A forked worker inherits the tags, and any other worker gets them with
-its shipment.
+A tag is a name of eight random bytes that this process and its workers share. It stands for a class of `__main__`, or
+for a class made inside a function. If such a class were sent by value, it would arrive as a different class, and
+`is`, `isinstance` and `except MyError` would fail. A forked worker inherits the tags, and any other worker gets them
+with its shipment.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class _Overridable(pickle.Pickler):
 
 
 class _Meeting(dict[type, Reduce]):
-    """A dispatch table for pickle, which imports the functions of a guest when they are needed."""
+    """A dispatch table for pickle that imports a guest's functions when they are needed."""
 
     def __missing__(self, kind: type) -> Reduce:
         if guest_in(kind.__module__) is not None and kind in REDUCERS:
@@ -182,7 +182,7 @@ def tag(cls: type) -> bytes:
 
 
 def _tag(cls: type) -> bytes | None:
-    """Returns the tag of `cls`, or None if it has none, or if another copy of the class now has it."""
+    """Returns the tag of `cls`, or None if there is none or another copy of the class has taken it over."""
     known = _tag_of.get(cls)
     return known if known is not None and _class_of.get(known) is cls else None
 
@@ -193,9 +193,9 @@ def adopt(tags: Mapping[bytes, type]) -> None:
         _class_of[known] = cls
 
 
-# An exception type without a tag is sent by its address and also by value, because in a forked worker it has the same
-# address as in the parent. Tagging all exception types before each fork was rejected: a program with many libraries
-# has over a thousand of them, and tagging a type copies its memory page. With MONAI this took 7 ms per worker.
+# An exception type without a tag is sent both by its address, which is the same in a forked worker as in the parent,
+# and by value. Tagging all exception types before each fork was rejected: a program with many libraries has over a
+# thousand of them, and tagging a type copies its memory page. With MONAI this took 7 ms per worker.
 
 
 def _is_nameless_exception(cls: type) -> bool:

@@ -60,7 +60,7 @@ _UNPICKLABLE = (
 _by_tag = by_tag()
 
 Head = tuple[int, int, int]
-"""How a reply begins: the task's number, the batch's offset in the slab, and the time in ns when the work began."""
+"""The number of a step's task, the offset of the step's batch in the slab, and the time in ns when the work began."""
 
 
 class Trailer(NamedTuple):
@@ -149,7 +149,7 @@ class Replier:
 
 
 def _put(writer: Writer, data: bytes) -> tuple[int, int]:
-    """Writes bytes into the slab. Returns (offset, length); the offset is -1 if they do not fit."""
+    """Writes bytes into the slab. Returns (offset, length); the offset is -1 if the bytes do not fit."""
     start = writer.reserve(len(data))
     if start is None:
         return -1, len(data)
@@ -158,20 +158,20 @@ def _put(writer: Writer, data: bytes) -> tuple[int, int]:
 
 
 def used_bytes(reply: bytes) -> int:
-    """Returns how many bytes of the slab, from its start, a reply uses. This may exceed the slab's size."""
+    """Returns the number of bytes from the slab's start that a reply uses. It may exceed the slab's size."""
     _, _, _, stray, base, _, _, nbytes, *_ = REPLY.unpack(reply)
     return 0 if stray else base + nbytes
 
 
 def may_teach(reply: bytes) -> bool:
-    """True if a reply may contain new layouts. Later replies of the worker refer to them by number."""
+    """True if a reply may contain new layouts, to which the worker's later replies refer by number."""
     _, _, verdict, *_, length = REPLY.unpack(reply)
     return length > 0 and verdict in (_FILLED, _BUNDLE)
 
 
 @contextmanager
 def memfd_stray(worker: int, strays: socket.socket, seq: int, nbytes: int) -> Iterator[Writer]:
-    """The `MakeStray` of worker processes: sends a memfd for a stray, unless it proves to be too small."""
+    """The `MakeStray` of worker processes. A stray is a memfd, which is sent unless it proves to be too small."""
     fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
     try:
         grow(fd, nbytes)
@@ -187,14 +187,14 @@ class StrayReceiver(Protocol):
     """The parent's interface to strays."""
 
     def take(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
-        """Returns the memory of a stray, which was sent before its reply."""
+        """Returns the memory of a stray. Strays are sent before their replies."""
 
     def forget(self, worker: int) -> None:
         """Drops the remaining strays of a worker that has exited."""
 
 
 class SocketStrays:
-    """Receives strays through a socket, and keeps them."""
+    """Receives strays through a socket, and keeps them until their replies are read."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -203,7 +203,7 @@ class SocketStrays:
 
     @property
     def nbytes(self) -> int:
-        """The size in bytes of all strays that are in use or wait for their reply."""
+        """The total size in bytes of the strays that are in use or wait for their reply."""
         waiting = sum(size for _, size in self._received.copy().values())
         return waiting + sum(root.nbytes for root in self._used)
 

@@ -2,9 +2,9 @@
 
     head | the pickle stream | buffer 0 | buffer 1 | ... | a pickled table of (start, end) per buffer
 
-A memfd has no name, so nothing is left behind if a process dies. Each worker maps it copy-on-write, so N workers
-share one copy of every array, and a worker may write to its arrays, as after a fork. For a memory-mapped array, only
-the name of its file is sent.
+A memfd has no name, so nothing is left behind if a process dies. Each worker maps the memfd copy-on-write, so N
+workers share one copy of every array, and a worker may write to its arrays, as after a fork. For a memory-mapped
+array, only the name of its file is sent.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _passing_on(descriptors: list[int]) -> Iterator[None]:
 
 
 class _InheritedDescriptor:
-    """A descriptor that a worker has inherited. multiprocessing gets it by calling `detach()`."""
+    """A descriptor that a worker has inherited, and that multiprocessing gets by calling `detach()`."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -212,10 +212,7 @@ def _reduce_array(array: np.ndarray[Any, Any], files: dict[int, _MappedFile]) ->
 
 
 class _MappedFile:
-    """A file that the parent has mapped. Unpickling this object gives a uint8 memmap.
-
-    If `is_named` is False, the data itself must be sent.
-    """
+    """A mapped file. Unpickling this object gives a uint8 memmap. If `is_named` is False, send the data instead."""
 
     def __init__(self, root: Any) -> None:
         whole = np.frombuffer(root._mmap, np.uint8)
@@ -231,7 +228,7 @@ class _MappedFile:
 
 
 def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
-    """Returns the memmap that `array` is or is a view of, or None if there is none."""
+    """Returns the memmap below `array` (which may be `array` itself), or None if there is none."""
     below: Any = array
     while isinstance(below, np.ndarray):
         if isinstance(getattr(below, "_mmap", None), mmap.mmap):
@@ -264,7 +261,7 @@ def _view(file: Any, offset: int, kind: type, dtype: Any, shape: Any, strides: A
     return array
 
 
-# The search for the part that cannot be sent, which is made only after a failure
+# The search, made only after a failure, for the part that cannot be sent
 
 
 _ON_THIS_MACHINE = (
@@ -295,7 +292,7 @@ def _unshippable(payload: object) -> UnshippableDataset | None:
 
 
 def _first_refused(parts: list[tuple[str, object]]) -> tuple[str, object, Exception] | None:
-    """Finds the first part that cannot be pickled, by bisection, because there may be a million samples."""
+    """Finds the first part that cannot be pickled. Bisects the parts, because there may be a million samples."""
     while len(parts) > 1:
         half = parts[: len(parts) // 2]
         refused = _refusal([part for _, part in half]) is not None

@@ -34,7 +34,7 @@ class Focus(Source):
         assert job.fetch is not None
         self.job = job
         self.gauge: Gauge | NoGauge = NO_GAUGE
-        self.notes: list[str] = []  # for the error if the task fails; not added to it, as it is the user's object
+        self.notes: list[str] = []  # for the error of a failed task, which is the user's object and stays unchanged
         self.rngs: dict[int, Generator] = {}  # by row, and -1 for the step
         self.loop: KeyLoop | None = None  # set while samples are fetched one by one
         self.naming = job.fetch
@@ -50,7 +50,7 @@ class Focus(Source):
         if self.notes:
             self.notes.clear()
         self.loop = self.part = None
-        # A loop over `each` that was left early because of an error, which will name the loop's current sample.
+        # A loop over `each` that was left early because of an error. Its message names the loop's current sample.
         self._left: KeyLoop | None = None
         number = self._drawing = task.step * self._world + self._rank  # the same as `job.drawing`, without a call
         if self.rngs:
@@ -98,7 +98,7 @@ class Focus(Source):
         return self.naming.names(self.job, self.task)
 
     def sample(self) -> tuple[Any, int]:
-        """Returns the item from which the current sample is made, and its row."""
+        """Returns the item from which the current sample is made, and the sample's row."""
         assert self.loop is not None
         return _now(self.loop)
 
@@ -139,7 +139,7 @@ class Focus(Source):
             self.doing(f"sample {shorten_key(key)} (row {row}), ", None)
 
     def name_rows(self, error: Exception, mended: Mended | None = None) -> None:
-        """If an error names rows (see CollateError), adds a note with the keys of their samples."""
+        """If an error names rows (see CollateError), adds a note with the keys of the samples in these rows."""
         keys = self.names() if mended is None else mended.keys
         rows = [row for row in dict_of(error).get("rows", ()) if row < len(keys)]
         if not self.job.batched and keys:
@@ -161,7 +161,7 @@ class Focus(Source):
             self.doing(f"{at} of samples ", keys)
 
     def where(self) -> str:
-        """Returns a note that says where an error happened: in which operation or sample, step, and worker."""
+        """Returns a note that says in which operation or sample, step and worker an error happened."""
         keys = "" if self._keys is None else f"{shorten(self._keys)}, "
         return f"In {self._at}{keys}step {self.task.step} of epoch {self.task.epoch}, in {self._who}."
 

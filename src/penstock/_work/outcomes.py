@@ -27,10 +27,7 @@ class AtEnd(NamedTuple):
 
 
 class Errored(NamedTuple):
-    """The result of a failed task.
-
-    `where` and `notes` are not added to the error, because it is the user's object.
-    """
+    """The result of a failed task. `where` and `notes` are not added to the error, which is the user's object."""
 
     error: BaseException
     where: str

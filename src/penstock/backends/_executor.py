@@ -42,7 +42,7 @@ class TaskExecutor:
         self._runner.change(changes)
 
     def do(self, notice: Notice, root: NDArray[np.uint8], begin: Callable[[int], bool]) -> bytes:
-        """Runs a task and returns the encoded reply. After the first step, stops once `begin(at)` returns False."""
+        """Runs a task and returns the encoded reply. After the first step, stops as soon as `begin(at)` is False."""
         seq, count, updates, replier = notice.seq, notice.steps, notice.updates, self._replier
         try:
             task = notice.task(root)
@@ -73,7 +73,7 @@ class TaskExecutor:
         return reply
 
     def _do_step(self, task: Task, updates: int, writer: Writer, base: int = 0) -> bytes:
-        """Runs a step after the changes up to offset `updates`. `base` is the writer's offset in the slab."""
+        """Applies the changes up to offset `updates`, and runs a step. `base` is the writer's offset in the slab."""
         head, used = (task.seq, base, perf_counter_ns()), writer.used
         if self._log.end < updates:
             self._runner.change(self._changes(updates))

@@ -1,7 +1,8 @@
 """Limits each library's thread pool to one thread per worker. PENSTOCK_WORKER_THREADS changes the limit; 0 lifts it.
 
 Pools with one thread per CPU in every worker slow each other down: torch.sum of 300,000 numbers takes five times as
-long. A library reads an environment variable when it is loaded. After that, only its function changes the number.
+long. A library reads an environment variable when it is loaded. After that, only a function of the library changes
+the number of threads.
 
     fresh interpreter   has the variables from the start, and calls the functions after it has unpickled the dataset
     forked worker       sets the variables, and calls the functions, which `look_up` has found before the fork
@@ -122,10 +123,7 @@ def limit() -> None:
 
 @contextmanager
 def opencv_stopped() -> Iterator[None]:
-    """Stops OpenCV's threads during a fork.
-
-    They are not stopped in the child, because that could block forever on a lock.
-    """
+    """Stops OpenCV's threads during a fork. Stopping them in the child instead could block forever on a lock."""
     module: Any = sys.modules.get("cv2")
     before = getattr(module, "getNumThreads", int)() if count() else 0
     if before > 1:

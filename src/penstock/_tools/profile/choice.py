@@ -1,9 +1,9 @@
-"""Decides what `penstock profile` tries next and what it recommends, by pure functions of the trials so far.
+"""Decides what `penstock profile` tries next and what it recommends, with pure functions of the trials so far.
 
 The trials are, in this order:
 
     1  the plain loop, without workers
-    2  two threads and two processes, and then twice as many of each as long as that is faster
+    2  two threads and two processes, and then twice as many of each as long as doubling helps
     3  50 % more and 25 % fewer workers than the best number so far (if that is 2, only 1 worker)
 
 If processes are not faster than the same number of threads, larger numbers of processes are tried only above the
@@ -21,7 +21,7 @@ from penstock._system.platform import HAS_PROCESSES
 from penstock.stats._units import count, seconds, share
 
 HELPS = 1.1
-"""More workers are tried if the last ones made loading this many times faster. Timings vary by a few percent."""
+"""More workers are tried if the last increase made loading this many times faster. Timings vary by a few percent."""
 
 SCALES = 0.8
 """Threads scale while the rate per thread is at least this share of the rate per thread in their first trial."""
@@ -30,7 +30,7 @@ AS_GOOD = 0.95
 """A trial with at least this share of the best rate counts as equally fast, so that fewer workers are preferred."""
 
 NOT_WAITING = 0.01
-"""The training loop is the bottleneck if it waits for data during less than this share of the time."""
+"""The training loop is the bottleneck if it waits for data for less than this share of the time."""
 
 SHORT = 0.001
 """If loading a batch takes less than this many seconds, workers that load during the training step gain nothing."""
@@ -96,7 +96,7 @@ def _wanted(done: Sequence[Trial], limits: Limits) -> Iterator[Choice]:
 
 
 def _more(rates: dict[Choice, float], most: int) -> Iterator[Choice]:
-    """Yields settings for threads, then for processes. Doubles the number of workers as long as that helps."""
+    """Yields settings for threads, then for processes, doubling the number of workers as long as that helps."""
     begin = min(2, most)
     for kind in _KINDS:
         workers, before = begin, rates[INLINE]

@@ -7,16 +7,16 @@ slow one in the queue of a single worker.
   (slot, seq) through a pipe that all workers read. Reading the token orders the parent's writes before the worker's
   reads, on any processor. Tokens are read in the order of posting; the only reader of a stream relies on this.
 - Only the claim decides which worker gets the task. It changes OPEN to CLAIMED under a record lock on one byte of the
-  board's file, which the kernel releases if the holder dies. The token of a rescinded task claims nothing, because
-  the slot is free or holds another seq, but its reader holds the lock for a moment. Therefore a claim waits for the
-  lock: if it gave up, the task would stay open without a token.
+  board's file. The kernel releases the lock if the holder dies. The token of a rescinded task claims nothing, because
+  the slot is free or holds another seq, but the token's reader holds the lock for a moment. Therefore a claim waits
+  for the lock: if it gave up, the task would stay open without a token.
 - When a worker has died, the board shows which slot it had claimed. The parent sends tokens again for all open tasks,
-  in case the worker died after it had read a token.
-- A leave is a request that any one worker exits. A worker exits if more leaves are wanted than taken. It checks this
+  in case the worker died after reading a token.
+- A leave is a request that any one worker exit. A worker exits if more leaves are wanted than taken. It checks this
   before it reads a token, so it never exits while it holds a token or a task. A token that names no task wakes a
   waiting worker. Workers take leaves, and the parent withdraws them, under a lock. The board records who took one.
 
-The file has far more slots than are ever used, but it is sparse: only pages that were written to take memory.
+The file has far more slots than are ever used, but it is sparse: a page takes memory only once it is written to.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Board:
         self._unused = iter(range(1, SLOTS))
 
     def post(self, *notice: int) -> int:
-        """Posts a task, given as the fields of its `Notice`, and returns the index of its slot."""
+        """Posts the task with these `Notice` fields. Returns the index of its slot."""
         slot = self._free.pop() if self._free else next(self._unused, _NO_SLOT)
         if slot == _NO_SLOT:
             raise InternalError(f"{SLOTS - 1} tasks are posted, and the board has no room for another.")
@@ -75,7 +75,7 @@ class Board:
         return slot
 
     def claim(self, slot: int, seq: int, worker: int) -> Notice | None:
-        """Claims the task `seq` for a worker. Returns its notice, or None if the task is no longer open."""
+        """Claims the task `seq` for a worker. Returns the task's notice, or None if the task is no longer open."""
         fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, slot)
         try:
             base = slot * _STRIDE
@@ -92,7 +92,7 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
 
     def rescind(self, slot: int) -> bool:
-        """Takes back an open task without waiting. Returns False if a worker has claimed it or is claiming it."""
+        """Takes back an open task without waiting. Returns False if a worker has claimed the task or is doing so."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
         except OSError:
@@ -173,7 +173,7 @@ class Board:
         return worker in self._words[_TAKERS:][: self._words[_TAKEN]]
 
     def end(self, worker: int) -> None:
-        """Records that a worker has finished its last task. The worker's exit functions may still run."""
+        """Records that a worker has finished its last task. The worker's exit functions may still be running."""
         self._memory[_ENDINGS + worker % SLOTS] = 1
 
     def is_ending(self, worker: int) -> bool:
