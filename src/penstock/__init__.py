@@ -1,4 +1,4 @@
-"""penstock, a data loader: turns a dataset into a stream of batches, which workers prefetch."""
+"""penstock, a data loader that turns a dataset into a stream of batches, which workers prefetch."""
 
 from importlib import import_module as _import_module
 from types import ModuleType as _ModuleType

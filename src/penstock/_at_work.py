@@ -38,7 +38,7 @@ class Source:
 
 
 class _AtWork(threading.local):
-    """The `Source` that each thread is working on. In threads that a dataset starts, it is None: `rng()` raises."""
+    """The `Source` that each thread is working on: None in threads that a dataset starts, so `rng()` raises there."""
 
     source: Source | None = None
 

@@ -1,6 +1,6 @@
-"""Decides which decoded blocks of a table stay in shared memory, from the claims of all loaders on the machine.
+"""Decides which decoded blocks of a table stay in shared memory, based on the claims of all loaders on the machine.
 
-A block that some loader claims is never dropped. So programs and ranks at different positions, or with different
+A block that any loader claims is never dropped. So programs and ranks at different positions, or with different
 orders, never drop each other's blocks.
 """
 
@@ -18,9 +18,10 @@ MOST_NEEDS = 4096
 """The largest number of blocks in a claim."""
 
 ROW = np.dtype([(name, "<i8") for name in ("block", "pid", "fd", "inode", "nbytes", "number")])
-"""The dtype of an inventory's rows. Each row names a decoded block and the process that has it, or is all zeros.
+"""The dtype of an inventory's rows. A free row is all zeros.
 
-`number` is the block's sequence number among all decoded blocks of the table.
+Other rows name a decoded block and the process that has this block. `number` is the block's sequence number among all
+decoded blocks of the table.
 """
 
 Rows = NDArray[Any]

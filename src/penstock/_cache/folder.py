@@ -97,7 +97,7 @@ class FreeSpace:
         return over <= 0
 
     def add(self, digest: str, nbytes: int) -> None:
-        """Counts a piece that is still being fetched as if it were already in the folder."""
+        """Counts a piece as already in the folder while the piece is still being fetched."""
         self._listed.pieces.setdefault(digest, PieceFileInfo(key_of(digest), nbytes + pieces.EXTRA, 0))
 
 

@@ -28,11 +28,14 @@ _LOCK_OF_FILE = re.compile(r"^lock:\s+\d+: OFDLCK +\S+ +(\w+) .* (\d+) (\d+|EOF)
 
 
 class LockError(OSError):
-    """Raised if the lock's file cannot be opened, or if another process does not release the lock in time."""
+    """Raised if a lock's file cannot be opened, or if another process does not release the lock in time."""
 
 
 class LockPatience:
-    """Makes waits for locks in a file fail at once for `trust.LONGEST` seconds after one of them has timed out."""
+    """Remembers that a wait for a lock has timed out.
+
+    For the next `trust.LONGEST` seconds, all waits for locks in the same file fail at once.
+    """
 
     def __init__(self) -> None:
         self._until = 0.0

@@ -22,7 +22,7 @@ AHEAD = 512 << 20
 """The largest number of bytes to fetch ahead of time. A fast network transfers this much in a few seconds."""
 
 NEAR = 128 << 20
-"""The cache makes room for the next NEAR bytes, but at most a quarter of its size: see `lookout`."""
+"""The cache makes room for the next NEAR bytes, but for at most a quarter of its size: see `lookout`."""
 
 THREADS = 16
 
@@ -85,7 +85,7 @@ class _Fetches:
         self.bell.put(None)
 
     def wait(self, least: float) -> None:
-        """Waits until a fetch has ended or 20 ms have passed, but never less than `least` seconds."""
+        """Waits until a fetch has ended or 20 ms have passed, but for at least `least` seconds."""
         until = time.monotonic() + least
         with suppress(queue.Empty):
             self.bell.get(timeout=max(least, _PAUSE))

@@ -1,4 +1,4 @@
-"""Decoded blocks that all processes of a machine share, so that each block is decoded by only one of them.
+"""Decoded blocks, shared by all processes on a machine, so that only one of them has to decode each block.
 
 A process that reads a table with a loader opens an *inventory*. It lists which process has which block, and contains
 a *claim* for each loader, which lists the blocks that the loader needs. The inventory is a memfd (shared memory
@@ -15,7 +15,7 @@ is a memfd of the process that decoded the block; other processes open and map t
 A process accepts only memfds that belong to its own user (see `_system/trust.py`), because any user can create one
 with the same name. An inventory never shrinks. A complete block is sealed, so that no process can change or truncate
 it. Because no memfd has a path, nothing can be left behind. If a process dies, the next process that needs one of the
-dead process's blocks decodes it again.
+dead process's blocks decodes this block again.
 
 Locks (see `_cache/locks.py`): byte 0 guards the rows and claims, byte 1 + n guards block n, and byte 2**61 + n guards
 claim n. A loader holds the lock of its claim for as long as the loader reads, so a claim whose lock is free is

@@ -31,7 +31,7 @@ class Uses(NamedTuple):
 
 
 Blocked = tuple[Forecast, NDArray[np.int64]]
-"""A dataset's forecast, and its block edges: the first key of each block, and the total number of samples."""
+"""A dataset's forecast and block edges (the first key of each block, followed by the number of samples)."""
 
 
 def uses(sources: Sequence[Blocked]) -> Uses:

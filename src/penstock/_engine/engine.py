@@ -344,7 +344,7 @@ class Engine(EngineLifetime):
         return True
 
     def _look_for_outages(self) -> None:
-        """Warns the caller, and informs `penstock top`, if a worker waits for a remote store that does not answer."""
+        """Warns the caller, and informs `penstock top`, if a worker is waiting for a store that does not answer."""
         meter = self.stopwatch.meter
         outage = self.backend.gauges.outage(self.seats) or meter.scouts.outage
         if outage is not None and outage.is_long:

@@ -105,7 +105,7 @@ class Run:
         self._what = what
 
     def follow(self) -> Run | None:
-        """Returns the run for the next epoch, or None if drawing its keys early could have side effects."""
+        """Returns the run for the next epoch, or None if drawing keys early could have side effects."""
         plan, epoch = None if self.plan is None else self.plan.after(), self.epoch + 1
         if plan is None:
             return None

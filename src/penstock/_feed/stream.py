@@ -26,7 +26,7 @@ from penstock.source._dataset import to_load_in_parallel
 
 
 class Stream(Feed):
-    """Base class of both feeds for streams. A stream has no plan, and its length is known only from its `__len__`."""
+    """Base class of both feeds for streams. A stream has no plan. Its length is known only if it has a `__len__`."""
 
     _promised: int | None = None
 
@@ -65,7 +65,7 @@ class ItemFetch(Fetch):
 
     @staticmethod
     def key(job: Job, task: Task, item: Any, row: int) -> int:
-        """Returns the position of an item in the stream. Positions are unique, but items may be equal."""
+        """Returns the position of an item in the stream. Unlike items, positions are unique."""
         row = row if job.local_rows is None else job.local_rows[row]
         return job.number(task.step) * job.batch_size + row
 

@@ -67,7 +67,7 @@ _QUIET = 1.0  # seconds before a progress bar is shown
 
 
 class Index(Mapping[str, NDArray[Any]]):
-    """The arrays of an index, by name. If they are stored in a file, a pickled copy reads that file."""
+    """The arrays of an index, by name. If the arrays are stored in a file, a pickled copy reads that file."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ def cached(file: AnyFile, kind: str, make: MakeIndex, elsewhere: OtherIndexes | 
 def cached_each(
     files: Sequence[AnyFile], kind: str, make: MakeIndex, elsewhere: OtherIndexes | None = None
 ) -> list[Index]:
-    """Calls `cached` for each file. Missing indexes are made in parallel, with a progress bar."""
+    """Returns the index of each file, like `cached`, but makes missing indexes in parallel, with a progress bar."""
     found = [_loaded(file, kind, make) for file in files]
     missing = [at for at, index in enumerate(found) if index is None]
     if elsewhere is not None and missing:

@@ -59,7 +59,7 @@ def map_file(file: File, address: int) -> None:
 
 
 def map_again(memory: memoryview, address: int) -> bool:
-    """Maps the file behind `memory` a second time, even if it was deleted. Returns False if that fails."""
+    """Maps the file behind `memory` a second time, even if the file was deleted. Returns False if that fails."""
     try:
         copy_map(np.ndarray(1, np.uint8, memory).ctypes.data, len(memory), address)
     except OSError:

@@ -36,12 +36,12 @@ class Pieces(Protocol):
         """Keeps the pieces of files whose version is unknown, for this process only: see `Identity`."""
 
     def get(self, piece: Piece, fetch: FetchPiece) -> memoryview:
-        """Returns the bytes of a piece, calling `fetch(piece)` if they are not stored here."""
+        """Returns the bytes of a piece, calling `fetch(piece)` if necessary."""
 
     def found(self, piece: Piece) -> memoryview | None: ...
 
     def mapped(self, piece: Piece) -> memoryview | None:
-        """Returns a piece if it is mapped from a file, otherwise None: the same object until the piece is dropped."""
+        """Returns a piece if it is mapped from a file, otherwise None. The object is the same until it is dropped."""
 
 
 class PiecesInMemory:

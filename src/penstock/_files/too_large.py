@@ -11,7 +11,7 @@ LIMIT = 2 << 30
 """Default limit in bytes. A scan of 512 x 512 x 1000 float32 values takes 1.05 GB, a large satellite image 1.2 GB."""
 
 AT_ONCE = 16
-"""A block may be as large as this many samples of the largest allowed size."""
+"""A block may be up to this many times as large as the largest allowed sample."""
 
 
 def checked_limit(value: object) -> int | None:

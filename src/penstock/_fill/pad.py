@@ -275,7 +275,7 @@ def _axes(value: Any) -> int:
 
 
 def _is_sequence(column: list[Any]) -> bool:
-    """True if all values are arrays, or lists of numbers."""
+    """True if all values are arrays or lists of numbers."""
     return all(map(_has_length, column))
 
 

@@ -305,7 +305,7 @@ class Gauges:
 
 
 def _record_places(start: int, first: int, stop: int) -> list[int]:
-    """Returns the byte offsets of task records `first` to `stop - 1`, except those that were overwritten."""
+    """Returns the byte offsets of task records `first` to `stop - 1`, except overwritten ones."""
     return [start + (_RING + number % _RECORDS * 8) * 8 for number in range(max(first, stop - _RECORDS), stop)]
 
 

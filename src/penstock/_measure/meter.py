@@ -77,7 +77,7 @@ class Totals(NamedTuple):
 
 
 class MeterSnapshot(NamedTuple):
-    """A copy of all counters at one moment, which takes 15 µs. `sum` computes the totals later."""
+    """A copy of all counters at one moment. Copying takes 15 µs; `sum` computes the totals later."""
 
     totals: Totals
     answers: bytes  # packed answers that `totals` does not include yet

@@ -139,7 +139,7 @@ _BUILT_IN: dict[type, Form] = {
 
 PLAIN: frozenset[type] = frozenset({bool, int, float, complex, str, bytes, NoneType})
 LEAVES: set[type] = {*PLAIN, np.ndarray, np.memmap}
-"""Classes that are known not to be containers. More such classes are added when they are first seen."""
+"""Classes that are known not to be containers. Others are added when they are first seen."""
 
 
 def is_namedtuple(kind: type) -> bool:
@@ -204,7 +204,7 @@ _ATTRIBUTES = Form(_open_attributes, _close_attributes)
 
 
 class Items:
-    """The first key of a dict subclass's object that must be rebuilt from its items, without `__init__`."""
+    """The first key of a dict (of a subclass) that must be rebuilt from its items, without `__init__`."""
 
 
 def _close_items(kind: type, keys: tuple[Any, ...], values: list[Any]) -> Any:
