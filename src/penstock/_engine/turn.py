@@ -88,7 +88,7 @@ class Turn:
         return any(use is CHANGE for _, use in self.waiting.copy().values())
 
     def _refuse(self, hold: Hold) -> None:
-        """Raises an error if waiting would deadlock, if the engine has ended, or if two threads call `next`."""
+        """Raises an error if waiting would deadlock, the engine has ended, or two threads call `next` at once."""
         if hold[1] is CHANGE:
             if self.is_used_here():
                 raise RuntimeError(INSIDE)
