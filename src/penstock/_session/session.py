@@ -24,7 +24,7 @@ class Session:
         self.measures = Measures(name, settings, self.engines.ours)
 
     def hire(self, semantics: Semantics) -> Engine:
-        """Creates an engine with these semantics. Its workers start when an epoch is opened."""
+        """Creates an engine with these semantics. The workers start when an epoch is opened."""
         job = semantics.job()
         backend = semantics.backend(job)
         try:

@@ -26,7 +26,7 @@ def close_in_child(*fds: int) -> None:
 
 
 def forget(*fds: int) -> None:
-    """Undoes `close_in_child`. Call it before closing a descriptor, because the number may be used again."""
+    """Undoes `close_in_child`. Call this function before closing a descriptor, whose number may then be reused."""
     with _guard:
         _kept_from_children.difference_update(fds)
 

@@ -138,7 +138,7 @@ def seal(fd: int, seals: int) -> None:
 def processes(user: int) -> Iterator[int]:
     """Yields the ids of a user's processes, except hidden ones (see hidepid in proc(5)).
 
-    A process may have files open that other users can write, so check each file before using it.
+    A process may have opened files that other users can write, so check each file before using it.
     """
     for pid in os.listdir("/proc"):
         with suppress(OSError):  # it has ended
@@ -294,7 +294,7 @@ def _user() -> int:
 
 @cache
 def _strangers() -> int | None:
-    """Returns the id that stands for all users outside this user namespace, or None if there are none."""
+    """Returns the id that stands for all users outside this user namespace, or None if there are no such users."""
     try:
         with open("/proc/self/uid_map") as file:
             if sum(int(line.split()[2]) for line in file) >= 2**32 - 1:

@@ -116,7 +116,7 @@ def keep(exc: BaseException, *, where: str) -> BaseException:
 
 
 def _traceless(value: Any) -> Any:
-    """Copies exceptions without tracebacks, also in lists, tuples and dicts. Returns other values unchanged."""
+    """Copies exceptions, including those in lists, tuples and dicts, without tracebacks. Keeps all other values."""
     if isinstance(value, BaseException):
         return without_trace(copied(value, _traceless))
     if type(value) is dict:

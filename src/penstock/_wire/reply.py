@@ -112,7 +112,7 @@ class Replier:
         return self._reply(head, verdict, 0, writer, _UNNUMBERED, *written)
 
     def bundle(self, seq: int, replies: list[bytes], table: int, writer: Writer, began: int) -> bytes:
-        """Returns one reply for a bundle. The replies for its steps go into the slab at offset `table`."""
+        """Returns one reply for a bundle. The replies for the bundle's steps go into the slab at offset `table`."""
         joined = np.frombuffer(b"".join(replies), np.uint8)
         writer.root[table : table + len(joined)] = joined
         return self._reply((seq, 0, began), _BUNDLE, 0, writer, _UNNUMBERED, table, len(joined))
@@ -158,7 +158,7 @@ def _put(writer: Writer, data: bytes) -> tuple[int, int]:
 
 
 def used_bytes(reply: bytes) -> int:
-    """Returns the number of bytes from the slab's start that a reply uses. It may exceed the slab's size."""
+    """Returns the number of bytes from the slab's start that a reply uses. The number may exceed the slab's size."""
     _, _, _, stray, base, _, _, nbytes, *_ = REPLY.unpack(reply)
     return 0 if stray else base + nbytes
 

@@ -212,7 +212,7 @@ def _reduce_array(array: np.ndarray[Any, Any], files: dict[int, _MappedFile]) ->
 
 
 class _MappedFile:
-    """A mapped file. Unpickling this object gives a uint8 memmap. If `is_named` is False, send the data instead."""
+    """A mapped file, pickled by name. Unpickling gives a uint8 memmap. Unless `is_named`, send the data instead."""
 
     def __init__(self, root: Any) -> None:
         whole = np.frombuffer(root._mmap, np.uint8)

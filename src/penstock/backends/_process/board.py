@@ -6,12 +6,12 @@ slow one in the queue of a single worker.
 - To post a task, the parent writes a notice (the task's record) into a slot, marks the slot OPEN, and sends a token
   (slot, seq) through a pipe that all workers read. Reading the token orders the parent's writes before the worker's
   reads, on any processor. Tokens are read in the order of posting; the only reader of a stream relies on this.
-- Only the claim decides which worker gets the task. It changes OPEN to CLAIMED under a record lock on one byte of the
-  board's file. The kernel releases the lock if the holder dies. The token of a rescinded task claims nothing, because
-  the slot is free or holds another seq, but the token's reader holds the lock for a moment. Therefore a claim waits
-  for the lock: if it gave up, the task would stay open without a token.
-- When a worker has died, the board shows which slot it had claimed. The parent sends tokens again for all open tasks,
-  in case the worker died after reading a token.
+- Only a claim decides which worker gets the task. A claim changes OPEN to CLAIMED under a record lock on one byte of
+  the board's file. The kernel releases the lock if the holder dies. The token of a rescinded task claims nothing,
+  because the slot is free or holds another seq, but the token's reader holds the lock for a moment. Therefore a claim
+  waits for the lock: if it gave up, the task would stay open without a token.
+- When a worker has died, the board shows which slot the worker had claimed. The parent sends tokens again for all open
+  tasks, in case the worker died after reading a token.
 - A leave is a request that any one worker exit. A worker exits if more leaves are wanted than taken. It checks this
   before it reads a token, so it never exits while it holds a token or a task. A token that names no task wakes a
   waiting worker. Workers take leaves, and the parent withdraws them, under a lock. The board records who took one.
@@ -106,7 +106,7 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
 
     def void(self, slot: int) -> None:
-        """Marks the task as unwanted. The worker that runs it stops before the next step."""
+        """Marks the task as unwanted. The worker that runs the task stops before the next step."""
         self._memory[slot * _STRIDE + _VOID] = 1
 
     def clear(self, slot: int) -> None:
@@ -142,7 +142,7 @@ class Board:
         return self._words[_WANTED] - self._words[_TAKEN]
 
     def withdraw_leaves(self) -> int:
-        """Withdraws the open requests to exit. Returns their number, or 0 if a worker is accepting one now."""
+        """Withdraws the open exit requests. Returns their number, or 0 if a worker is accepting one now."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _NO_SLOT)
         except OSError:
