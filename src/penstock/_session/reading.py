@@ -139,8 +139,6 @@ class Reader:
 
 
 class SeedReader(Reader):
-    """An iterator over one epoch, with penstock's semantics."""
-
     _session: SeedSession
     _foresight: Foresight | None = None
 

@@ -159,7 +159,6 @@ class SeedSession(Session):
         return plan.rest(start.consumed, start.steps) if start.begun and isinstance(plan, ComputedPlan) else plan
 
     def batches(self) -> IndexedBatches:
-        """Begins the next epoch, whose reader yields `Batch` objects."""
         return self.begin(CommitBatches if self.options.commit else IndexedBatches)
 
     def made(self, data: Any, rows: int, **about: Any) -> Batch[Any]:
@@ -393,7 +392,6 @@ class SeedSession(Session):
 
     @cached_property
     def _about_settings(self) -> dict[str, Any]:
-        """The part of `_about` that never changes."""
         options = self.options
         # Without `on_error`: a run that was stopped by a bad sample can be resumed with another value.
         return {
@@ -458,7 +456,6 @@ class SeedSession(Session):
             raise errors.pop()
 
     def _reader_of(self, progress: Progress | None, held: list[Engine]) -> SeedReader | None:
-        """Returns the reader of this epoch if the reader uses one of these engines."""
         reader = None if self._reader is None else self._reader()
         if reader is None or reader.position is not progress or not any(map(reader.is_on, held)):
             return None

@@ -24,7 +24,6 @@ def _module(name: str) -> Any:
 
 
 SYSTEM = {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
-"""The name of the operating system for messages."""
 
 # None on Windows. On macOS, `fcntl` lacks seals and the locks of open files.
 fcntl, resource, pwd, grp = map(_module, ("fcntl", "resource", "pwd", "grp"))

@@ -76,7 +76,6 @@ def started(name: str, work: Callable[[], None], stop: Callable[[], object]) -> 
 
 @atexit.register
 def end_all() -> None:
-    """At the interpreter's exit, tells all threads to end and waits for them."""
     said = time.monotonic() + _SILENCE
     # One after the other, oldest first: an older thread may wait for a batch that a younger thread makes.
     while oldest := [*running.copy().items()][:1]:

@@ -167,7 +167,7 @@ def make_file(path: str, group: int | None = None, mode: int = 0o600) -> int:
 
 
 def open_or_make(path: str, group: int | None = None) -> int:
-    """Opens a private file for reading and writing, creating it if necessary. Raises OSError if that fails."""
+    """Opens a private file for reading and writing, creating it if necessary."""
     while True:
         with suppress(FileNotFoundError):
             return open_ours(path, os.O_RDWR, group)

@@ -102,7 +102,6 @@ _ENDS = {"drop_last": "drop", "padded": "pad", "rollover": "rollover"}
 
 
 def _loaded(name: str, saved: Mapping[str, Any], state: State) -> Any:
-    """Loads the state into the loader with this name, and returns the loader."""
     found = target(name)
     if not hasattr(found, "explain") and callable(found):
         check_arguments(found, name)

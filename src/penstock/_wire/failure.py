@@ -166,7 +166,6 @@ def _args(exc: Any) -> str:
 
 
 def _round_trip(obj: object) -> tuple[bytes, Any]:
-    """Pickles and unpickles an object. Returns the bytes and the copy, or (b"", None) if that fails."""
     try:
         data = dumps(obj, override=_by_tag)
         return data, loads(data)

@@ -36,7 +36,6 @@ class Generators:
         return self._seed_step(self._seed, epoch, number)
 
     def borrowed(self, epoch: int, number: int) -> Loan:
-        """Returns a loan of the caller's generators, seeded for the step."""
         if self._borrow is None:
             self.allow()
         assert self._borrow is not None

@@ -10,8 +10,8 @@ slow one in the queue of a single worker.
   the board's file. The kernel releases the lock if the holder dies. The token of a rescinded task claims nothing,
   because the slot is free or holds another seq, but the token's reader holds the lock for a moment. Therefore a claim
   waits for the lock: if it gave up, the task would stay open without a token.
-- When a worker has died, the board shows which slot the worker had claimed. The parent sends tokens again for all open
-  tasks, in case the worker died after reading a token.
+- When a worker has died, the board shows which slot the worker had claimed. The parent sends tokens again for all
+  open tasks, in case the worker died after reading a token.
 - A leave is a request that any one worker exit. A worker exits if more leaves are wanted than taken. It checks this
   before it reads a token, so it never exits while it holds a token or a task. A token that names no task wakes a
   waiting worker. Workers take leaves, and the parent withdraws them, under a lock. The board records who took one.
