@@ -299,7 +299,7 @@ class Options:
 
     # Derived from the arguments.
     auto: tuple[str, ...]
-    """The names of the settings that are tuned automatically. Their fields hold the current numbers."""
+    """The names of the automatically tuned settings. The fields with these names hold the current numbers."""
     is_unsplit: bool
     """True if all ranks read the same samples: a seed is given, and neither `shard=` nor a sampler splits them."""
     for_backends: Mapping[str, Any]
@@ -424,7 +424,7 @@ def _check_seed(given: dict[str, Any]) -> None:
 
 
 def _backend(given: dict[str, Any]) -> str:
-    """Returns the name of the backend: the given one, else processes if a start method is given, else the default."""
+    """Returns the given backend's name, or `PROCESS` if only a start method is given, or else `DEFAULT`."""
     method = given["for_backends"].get(backends.registered(backends.PROCESS).argument)
     return given["backend"] or (backends.DEFAULT if method is None else backends.PROCESS)
 
@@ -545,9 +545,9 @@ _SCHEDULERS = (
 
 
 def this_rank(environment: Mapping[str, str]) -> RankShard:
-    """Returns (rank, number of ranks), or (0, 1) if nothing says that this process is one of several ranks.
+    """Returns (rank, number of ranks), or (0, 1) if nothing shows that this process is one of several ranks.
 
-    Asks in this order: torchrun's environment variables, imported libraries, and the schedulers' environment
+    Looks, in this order, at torchrun's environment variables, imported libraries, and the schedulers' environment
     variables.
     """
     found = _of_variables(environment, _TORCHRUN) or ranks_of_libraries()
@@ -596,7 +596,7 @@ def _of_variables(environment: Mapping[str, str], *launchers: tuple[str, str, st
 
 
 def _last_batch(is_stream: bool, given: dict[str, Any]) -> str:
-    """Returns how to treat an incomplete last batch. Raises ValueError if that conflicts with other settings."""
+    """Returns how to treat an incomplete last batch. Raises ValueError if settings contradict each other."""
     choice, shard, drop_last = given["last_batch"], given["shard"], given["drop_last"]
     if drop_last and choice not in (None, "drop"):
         raise ValueError(f'drop_last=True means last_batch="drop", but last_batch={choice!r} was given too.')

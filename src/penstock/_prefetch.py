@@ -1,8 +1,8 @@
 """The thread behind `prefetch`, which reads the source and copies each batch into recycled memory.
 
 Two queues connect the thread and its consumer (see `Gate`): one for permits and one for batches. The thread makes one
-batch for each permit. There are `depth` permits, and the consumer returns one with each batch that it takes. So at
-most `depth` batches are read ahead, and no other state is needed.
+batch for each permit, and the consumer returns a permit for each batch that it takes. There are `depth` permits, so
+at most `depth` batches are read ahead.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def start(gate: Gate, producer: Producer) -> threading.Thread:
 
 
 class Copies:
-    """Copies batches into slabs. If `pin` is True, copies tensors into pinned memory instead."""
+    """Copies batches into slabs (reused blocks of memory) or, if `pin` is True, tensors into pinned memory."""
 
     def __init__(self, most: int, field: FieldCast | None, pin: bool) -> None:
         self._field = field
@@ -198,7 +198,7 @@ class Producer:
         return made
 
     def make(self, sweep: Sweep, changes: InterruptSafeCondition) -> Produced:
-        """Reads and copies the next batch. The result's `batch` is END at the end, and a NoBatch after an error."""
+        """Reads and copies the next batch. `batch` in the result is END at the end, or a NoBatch after an error."""
         number = 0
         try:
             if sweep is not self._reading:
@@ -222,7 +222,7 @@ class Producer:
             return Produced(sweep, NoBatch(caught(error, note)), state=self._state_if_any())
 
     def open_unwanted(self, sweep: Sweep) -> None:
-        """Calls `iter(source)` for a sweep that never started, because a reset replaced it."""
+        """Calls `iter(source)` for a sweep that a reset replaced before the sweep could start."""
         # If the source is a loader, each iter() begins another epoch. Without this call, the epoch after a reset
         # would depend on how far the reading thread had come.
         with suppress(BaseException):  # no consumer waits for this sweep

@@ -55,7 +55,7 @@ def progress(iterable: Iterable[T], description: str = "", *, total: int | None 
 
 
 def _length(*candidates: Any) -> int | None:
-    """Returns the first `len()` that works, or None."""
+    """Returns the length of the first candidate that has one, or None."""
     for candidate in candidates:
         try:
             return len(candidate)

@@ -1,4 +1,4 @@
-"""Reads all samples of a dataset once, to judge or measure them. Results for samples from files are kept."""
+"""Reads all samples of a dataset once, to judge or measure them. Results for samples from files are cached."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from penstock.formats._registry import load_entry_points, registered
 from penstock.source._folders import PICTURES, folders_below
 
 FormatClass = type[Any]
-"""A class that reads files. Its `suffixes`, `companions` and `matches` say which ones (see `Format`)."""
+"""A class that reads one file format. `suffixes`, `companions` and `matches` describe its files (see `Format`)."""
 
 # Formats are tried in this order. ImageFolder is chosen by the names of the files in a folder.
 _OURS: tuple[FormatClass, ...] = (
@@ -81,7 +81,10 @@ def _ends() -> tuple[str, ...]:
 
 
 def _all_files(given: list[Any], access: Access) -> list[AnyFile]:
-    """Returns the files of any format at the given paths. A Megatron prefix becomes its `.idx` file."""
+    """Returns the given files, and the files of known formats in the given folders.
+
+    A Megatron prefix stands for its `.idx` file.
+    """
     prefixes = [idx_path(one) for one in given]
     # A path that does not exist may be a Megatron prefix, whose .idx stands for both files.
     meant = [one if is_url(os.fspath(one)) or os.path.exists(one) else idx_path(one) for one in given]

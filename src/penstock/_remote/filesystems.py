@@ -1,4 +1,4 @@
-"""The only module that imports fsspec, which reads the URL schemes that obstore does not: hf://, memory://, ..."""
+"""The only module that imports fsspec, which reads URL schemes that obstore does not support, such as hf://."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Lists the objects below a folder of a store, many pages at a time.
 
-A page of S3 has 1,000 objects, and each request needs the end of the previous page, so a million objects would take
-1,000 requests, one after another. But a page may start after any name, even if no object has that name. So, if the
-store sorts objects, the names after a page are divided into ranges that are listed at the same time: after
+S3 lists 1,000 objects per page, and each request needs the last name of the previous page. So a million objects would
+take 1,000 requests, one after another. But a page may start after any name, even if no object has that name. So, if
+the store sorts objects, the names after a page are divided into ranges, which are listed at the same time. After
 `part-000999`, the ranges start at `part-01`, `part-02`, ..., `part-1`, `part-2`, .... Long ranges are divided again.
 """
 
@@ -21,11 +21,11 @@ _POSITIONS = 2  # positions in a name at which ranges begin
 _HEX = re.compile(r"[0-9a-f]{8}")
 
 NameRange = tuple[str, str]
-"""The names that are greater than the first string, up to and including the second; "" means no limit."""
+"""The names after the first string, up to and including the second. An empty string means no limit."""
 
 
 def listed(remote: Remote, folder: str) -> Iterator[list[StoredObject]]:
-    """Yields all objects below a folder, as lists, in no particular order."""
+    """Yields lists that together contain all objects below a folder, in no particular order."""
     if not remote.sorts:
         yield from (page.objects for page in remote.below(folder, True))
         return

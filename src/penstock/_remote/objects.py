@@ -1,7 +1,7 @@
 """The only module that imports obstore, which reads S3, Google Cloud Storage, Azure and web servers.
 
-obstore does not retry the statuses 408 and 429. Its retries are switched off, so that they do not multiply with
-penstock's own, and every attempt is counted.
+obstore's own retries are switched off, because penstock retries requests itself and counts every attempt. (obstore
+would not retry the statuses 408 and 429.)
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Objects:
 
 
 def is_strong(token: str) -> bool:
-    """True for a strong ETag. If-Match accepts neither weak ETags nor tokens that are times ("at ...")."""
+    """True if the token is a strong ETag, as If-Match requires. Other tokens are weak ETags or times ("at ...")."""
     return bool(token) and not token.startswith(("W/", "at "))
 
 
@@ -200,7 +200,7 @@ def _stored(meta: Any) -> StoredObject:
 
 
 def _failed(error: Exception) -> RequestFailed:
-    """Converts an obstore error. Keeps only a few words of the error's text, which contains URLs and responses."""
+    """Converts an obstore error. Keeps only a few words of its text, which contains URLs and responses."""
     text, kind = str(error), type(error).__name__
     head = text.partition("\n\nDebug source")[0]
     status = _status_of(error)

@@ -1,7 +1,9 @@
 """Translates the options in `storage=` to obstore's names.
 
-The names of boto3, s3fs, pyarrow, gcsfs, adlfs and environment variables are also understood. obstore panics if a
-connection option is among the store's options, or if the server's address is not a URL, so neither is passed to it.
+Also accepts the option names of boto3, s3fs, pyarrow, gcsfs and adlfs, and the names of environment variables.
+
+obstore panics on a connection option among the store's options, and on a server's address that is not a URL. This
+module prevents both.
 """
 
 from __future__ import annotations
@@ -198,7 +200,7 @@ def _nested(storage: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _plain(name: str, kind: _StoreKind) -> str:
-    """Returns an option's name in lower case, without a prefix of environment variables such as `aws_`."""
+    """Returns an option's name in lower case, without the prefix of an environment variable, such as `aws_`."""
     name = str(name).lower()
     return next((name.removeprefix(each) for each in kind.prefixes if name.startswith(each)), name)
 

@@ -1,8 +1,8 @@
-"""A web server that needs secrets. A redirect to another server is followed without them.
+"""A web server that needs secrets. A redirect to another server is followed without the secrets.
 
-obstore follows redirects by itself. When the host changes, it drops the headers `authorization` and `cookie`, but
-keeps all others, such as `x-api-key`, and its `referer` header shows the first URL, including a signature in the
-query. No option changes this. So requests with such secrets are made by `http.client`.
+obstore follows redirects by itself. When the host changes, obstore drops the headers `authorization` and `cookie`,
+but keeps all others, such as `x-api-key`. It also sends the first URL in the `referer` header, including a signature
+in the query. No option changes this. So requests with such secrets are made by `http.client`.
 """
 
 from __future__ import annotations
@@ -106,7 +106,10 @@ class Origin:
         raise RequestFailed(RequestFault.FINAL, "web servers have no list of files", "Name the files one by one.")
 
     def _ask(self, key: str, method: str, how: Mapping[str, str]) -> HttpAnswer | tuple[Objects, str]:
-        """Returns the response or, after a redirect to another server, its store and the object's key there."""
+        """Sends a request and returns the response.
+
+        After a redirect to another server, returns a store for that server, and the object's key there.
+        """
         target = "/" + quote(key, safe="/:@!$&'()*+,;=~-._") + (f"?{self._query}" if self._query else "")
         for _ in range(_HOPS):
             answer = self.server.ask(method, target, {**self._client.headers, **how})

@@ -1,4 +1,4 @@
-"""Remote stores of objects, as formats use them. Requests are retried, and the process may be forked."""
+"""Access to remote stores, with retries. A store can still be used after the process was forked."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Page(NamedTuple):
 
 
 class Store(Protocol):
-    """A store, accessed through one library. Each call makes one attempt and may raise any error: see `attempt`."""
+    """Access to a store through one library. Each call is one attempt, and may raise the library's errors."""
 
     def find(self, key: str) -> StoredObject: ...
 
@@ -91,7 +91,7 @@ class Remote:
     """The store behind a URL. Each process opens its own connections, because threads do not survive a fork."""
 
     def __init__(self, root: str, user: str, storage: Storage, places: str | None = None) -> None:
-        """`places` is a result of `_places`, which a pickled copy keeps even in another environment."""
+        """`places` is a result of `_places`. A pickled copy keeps it, even if environment variables differ."""
         self._is_own = scheme_of(root) in SCHEMES
         self._root, self._user, self._storage = root, user, named(root, storage) if self._is_own else dict(storage)
         self._places = _places(scheme_of(root), self._storage) if places is None else places
@@ -259,7 +259,7 @@ def _error(failed: RequestFailed, text: str) -> RemoteError:
 
 
 def _places(scheme: str, storage: Mapping[str, Any]) -> str:
-    """Returns a string of all options and environment variables that determine a URL's server, account or bucket."""
+    """Returns, as a string, the options and variables that determine a URL's server, account or bucket."""
     found = [(_ACCOUNT, os.environ[_ACCOUNT])] if scheme.startswith("a") and _ACCOUNT in os.environ else []
     within: list[Mapping[str, Any]] = [storage]
     for options in within:  # grows: options may be nested, as in client_kwargs

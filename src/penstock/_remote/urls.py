@@ -125,9 +125,8 @@ def check_host(url: str) -> None:
 def redacted(url: str) -> str:
     """Returns a URL as messages show it: without user, password and query.
 
-    `url` may also be a path, because a path may be a mistyped URL. If `url` is not a URL, has no valid host, or may
-    have a password with a slash, everything up to the last @ is hidden. So two different URLs may have the same
-    result: see `faithful`.
+    `url` may also be a path, because the user may have mistyped a URL. If it is unclear where the password ends,
+    everything up to the last @ is hidden. So the result may be the same for two URLs, unlike that of `faithful`.
     """
     found = _URL.match(url)
     if found is None:
@@ -170,7 +169,7 @@ def faithful(root: str, key: str) -> str:
 def suspicious(rest: str) -> list[str]:
     """Returns the parts of `rest` (a URL without scheme) that may be secret.
 
-    These are everything before the last @, the query, and the pieces of both.
+    These are the text before the last @, the query, and the pieces of both between characters such as : and &.
     """
     ats = list(_AT.finditer(rest))
     hidden = [rest[: ats[-1].start()]] if ats else []

@@ -74,7 +74,7 @@ class Commits(Progress):
     # Called by any thread.
 
     def commit(self, step: int) -> bool:
-        """Commits an open step. Returns False if the step is already committed, and raises KeyError for any other."""
+        """Commits an open step. Returns False for a committed step, and raises KeyError for an unknown one."""
         with interrupts_deferred(), self._lock:
             if step in self._open:
                 super().passed(step, self._open[step])
@@ -190,7 +190,7 @@ class CommittedEpochs(Epochs):
         super().begin(progress)
 
     def _incomplete(self) -> tuple[Commits, ...]:
-        """Returns the oldest incomplete epoch and all later ones that were begun, even complete ones."""
+        """Returns the oldest incomplete epoch and all epochs that began later, even if they are complete."""
         begun, _ = self._now
         while begun and begun[0].is_complete:
             self._complete.add(begun[0].number)

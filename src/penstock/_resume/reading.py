@@ -19,9 +19,9 @@ T = TypeVar("T")
 class Mark(NamedTuple):
     """A position in an iterable after `read` batches, with the states of the iterable and its iterator.
 
-    A mark at the end of an epoch has no `states`. Its `kept` holds the states from which the next epoch starts, and
-    so does `kept` in the mark before the first batch of that next epoch. If `kept` has the key "fresh", the iterable
-    was not at the end of an epoch, so the next epoch may have no items.
+    A mark at the end of an epoch has no `states`, but its `kept` holds the states from which the next epoch starts.
+    The mark at the beginning of the next epoch has the same `kept`. The key "fresh" in `kept` means that the iterable
+    was not at the end of an epoch. In this case, the next epoch may have no items.
     """
 
     read: int
@@ -97,15 +97,16 @@ class Reading:
     def has_begun_state(self) -> bool:
         """True if a state saved before the first item already describes this pass.
 
-        Only an iterator's state does. The iterable's state may change only when the first item is read, for example
-        if `__iter__` is a generator function.
+        This is true only if the iterator has a state. The iterable's state may still be old until the first item is
+        read, for example if `__iter__` is a generator function.
         """
         return "iterator" in self._stateful and not self.ended
 
     def open(self, mark: Mark | None = None) -> bool:
         """Starts or continues the pass.
 
-        Returns True if this may have drawn random numbers. The caller must then seed the generators again.
+        Returns True if restoring a state may have drawn random numbers. The caller must then seed the generators
+        again.
         """
         if mark is not None:
             self.prepare(mark)
@@ -140,7 +141,7 @@ class Reading:
         self._stateful = {name: part for name, part in parts.items() if has_state(part)}
 
     def take(self, size: int, through: Callable[[Iterator[Any]], Iterator[Any]] = iter) -> list[Any]:
-        """Reads the next batch: `size` items, or fewer at the end. `through` wraps the iterator to measure it."""
+        """Reads the next batch: `size` items, or fewer at the end. `through` may wrap the iterator in a timer."""
         self.read += 1  # even if this raises, because the error then takes the place of the batch
         if self._items is None:
             self.open()
@@ -196,9 +197,9 @@ class Reading:
                 self._passed = self.read - 1, error
 
     def raise_last_error(self, since: int) -> None:
-        """Raises the exception that ended the iterable, if a skipped batch, from index `since` on, raised it.
+        """Raises the exception that ended the iterable, if it came in a skipped batch with index `since` or later.
 
-        The batch belongs to another rank, but otherwise this rank would end without an error.
+        Such a batch belongs to another rank. Without this exception, this rank would end without an error.
         """
         passed, self._passed = self._passed if self.ended and self._broken else None, None
         if passed is not None and passed[0] >= since:
@@ -217,11 +218,11 @@ class Reading:
         return Mark(self.read, {name: part.state_dict() for name, part in self._stateful.items()})
 
     def end(self) -> Mark | None:
-        """Ends the reading. Returns the mark at which the next epoch starts, or None if that mark is unknown.
+        """Ends the pass. Returns the mark at which the next epoch starts, or None if there is no such mark.
 
-        The mark is unknown if `end` was called before, if neither the iterable nor its iterator has a state, or if an
-        exception ended the epoch. The result is also None if this epoch had no items: the next epoch may have none
-        either, but an epoch that starts from a mark must have items.
+        There is none if `end` was called before, if neither the iterable nor its iterator has a state, or if an
+        exception ended the epoch. There is also none after an epoch without items: an epoch that starts from a mark
+        must have items, and the next epoch may have none either.
         """
         self._broken = self._broken or self._raised
         try:
@@ -244,11 +245,10 @@ class Reading:
 
 
 def initial(source: Any, *, is_fresh: bool) -> bytes | None:
-    """Returns a pickled mark at which the next epoch starts, or None if no epoch starts from the iterable's state.
+    """Returns a pickled mark for the start of the next epoch, or None if the iterable's state cannot be used.
 
-    `is_fresh` is True if no epoch has begun before. After an epoch that was left early, most iterables start over,
-    although their state is still in the middle of that epoch. An iterable that is its own iterator does not start
-    over, so its state can be used.
+    `is_fresh` is True if no epoch has begun before. If an epoch was left early, the iterable's state is in the middle
+    of that epoch, but most iterables start over. Only an iterable that is its own iterator continues from its state.
     """
     if not has_state(source) or not (is_fresh or hasattr(type(source), "__next__")):
         return None
@@ -301,7 +301,7 @@ def _check_stateful(part: object) -> None:
 
 
 def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
-    """Returns the pickled mark from `take()`, or None. If `take` raises, returns a pickled StateError."""
+    """Returns the mark from `take()`, pickled unless it is None. If `take` raises, returns a pickled StateError."""
     try:
         mark = take()
         return None if mark is None else dumps(mark)

@@ -1,7 +1,7 @@
-"""The resume state: which batches were handed out, as one small value of plain data.
+"""The resume state: a small dict that says which batches were handed out.
 
-It can be saved as JSON, unless the user's own objects add other data. Nothing in it is evaluated or unpickled, and
-the whole state is checked before any part of it is used.
+The dict can be saved as JSON, unless the user's own objects add data that JSON lacks. Nothing in the dict is
+evaluated or unpickled, and the whole dict is checked before any part of it is used.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ ANEW = "Take another checkpoint, or restart the epoch without a state."
 class State(NamedTuple):
     """A resume state: the first `steps` steps of the epoch, and the steps in `beyond`, were handed out.
 
-    - `consumed`: the place that all ranks reached with these steps (see `ComputedPlan.consumed`), or None if the
-      order is unknown.
-    - `mark`: the position of a sampler or stream that has a state, after these steps or earlier. It stays pickled
-      until it is needed.
+    - `consumed`: the place in the order that all ranks reached with these steps (see `ComputedPlan.consumed`), or
+      None if the epoch can only continue with the same number of ranks.
+    - `mark`: the position of a sampler or stream that has a state, after these steps or earlier. The mark stays
+      pickled until it is needed.
     - `dataset`: the state of a dataset with keys.
     - `about`: a description of the loader. A loader that would have different steps refuses the state.
-    - `later`: the states of later epochs that were begun before every batch of this epoch was committed.
+    - `later`: the states of later epochs that began before all batches of this epoch were committed.
     - `dealt`: the values of `steps` and `consumed` when the number of ranks changed in this epoch, or None.
     """
 
@@ -121,7 +121,7 @@ class State(NamedTuple):
         return found._replace(later=found._later(value))
 
     def _later(self, value: Mapping[str, Any]) -> tuple[State, ...]:
-        """Returns the states of later epochs: their own `_LATER` fields, with the seed and `about` of this state."""
+        """Returns the states of later epochs. Each has its own `_LATER` fields, and the same seed and `about`."""
         given = value["later"]
         if not isinstance(given, (list, tuple)) or not all(_is_later(each) for each in given):
             raise damaged(f"'later' is {given!r}, not a list of epochs")
@@ -307,7 +307,7 @@ class Progress:
 
 
 class Epochs:
-    """The epochs of a loader. If the loader is replaced, its successor takes them over."""
+    """The epochs of a loader. If another loader replaces it, that loader takes over this object."""
 
     progress_type: type[Progress] = Progress
 
@@ -359,7 +359,7 @@ class Epochs:
         return start.as_dict()
 
     def restores(self) -> bool:
-        """True if the sampler or stream must load its saved state, because no live object has it."""
+        """True if the sampler or stream must load its saved state, because its current state is different."""
         begun = None if self.progress is None else self.progress.begin.mark
         return self.loaded is not None or (isinstance(begun, Mark) and begun.at_end)
 

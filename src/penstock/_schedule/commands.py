@@ -37,11 +37,11 @@ class GiveUp(NamedTuple):
 class Post(NamedTuple):
     """Offer a step to the workers. If this `seq` has no step yet, first draw one from the plan.
 
-    The result goes into the slab with the id `slab`, which must be allocated if the id is new. If no step is left to
-    draw (`Exhausted`), no slab is needed, and a later Post may use the same id.
+    The result goes into the slab with the id `slab`. If the id is new, the slab must be allocated first. If no step
+    is left to draw (`Exhausted`), no slab is needed, and a later Post may use the same id.
 
-    Only the worker in `seat` may do the step, or any free worker if `seat` is -1. If `resume` is True, the step's
-    worker has not read the stream before, so the task must contain the stream's position after the last filled step.
+    Only the worker in `seat` may do the step; -1 means any free worker. If `resume` is True, the worker has not read
+    the stream before, so the task must contain the stream's position after the last filled step.
     """
 
     seq: int

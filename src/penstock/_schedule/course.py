@@ -1,11 +1,12 @@
 """Tracks each step of a plan on its way to the consumer, from drawing to handing out.
 
-    step   undrawn --draw--> OUT, in the task of a seq --fill, deliver--> READY --hand_out--> forgotten
+    step   undrawn --draw--> OUT, in a task --fill, deliver--> READY --hand_out--> forgotten
            OUT --split--> OUT, in a task of its own
-           OUT, READY --redo--> AGAIN --draw--> OUT, under another seq
+           OUT, READY --redo--> AGAIN --draw--> OUT, in another task
            OUT --forget--> forgotten        any --cancel--> forgotten
 
-Like the scheduler, this module has no clock, lock or buffer. It does not look into tasks and outcomes.
+A `seq` is the number of a task. Like the scheduler, this module has no clock, lock or buffer. It does not look into
+tasks and outcomes.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class Course:
-    """Maps each seq to steps of the plan.
+    """Maps each `seq` (the number of a task) to steps of the plan.
 
-    If `look_ahead` is True, these may be steps of a run that is not open yet.
+    If `look_ahead` is True, the steps may belong to a run that is not open yet.
     """
 
     def __init__(self, look_ahead: bool) -> None:

@@ -4,13 +4,15 @@
            TAKEN --WorkerLeft--> EMPTY
 
 A worker that dies while it does a step uses up one of the step's retries, so the number of replacements is limited.
-Workers that crash at start-up use up no retries. Instead, losses without a step are counted for each seat, and a seat
-with too many losses is given up.
+A worker that crashes at start-up uses up no retries. Instead, such crashes are counted for each seat, and a seat with
+too many of them is given up.
 
 To shrink, the crew sends one request to leave for each surplus worker. The first idle workers take the requests, so
-it is not known in advance which seats become empty. Until these workers have left, the crew keeps its old size, and a
-worker that crashes in the meantime is replaced, because the requests are still open. Each resize first withdraws the
-requests that no worker has taken, so a crew that grows again keeps its workers instead of hiring new ones.
+it is not known in advance which seats become empty. Until these workers have left, the crew keeps its old size. A
+worker that crashes in the meantime is replaced. Otherwise, a worker that should stay would take the open request.
+
+Each resize first withdraws the requests that no worker has taken. So a crew that grows again keeps its workers
+instead of hiring new ones.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class Crew:
             seat += 1
 
     def resize(self, size: int, retained: int, out: list[Command]) -> None:
-        """Hires workers, or asks some to leave. `retained` is the number of earlier requests that were withdrawn."""
+        """Hires workers, or asks some to leave. `retained` counts the withdrawn requests to leave."""
         self.size = size
         self.leaving -= retained
         self.forgive()  # seats that were given up are tried again: the crew may need fewer seats now

@@ -7,8 +7,8 @@ The scheduler calls a task a step. But a task may be a bundle: several steps of 
 together. The scheduler learns this only if a worker dies. The bundle is then split into single steps, so that a step
 that kills workers does not affect the others.
 
-Events are named tuples: three are made for every batch, at a third of the cost of a frozen dataclass. They compare as
-plain tuples (`Asked() == Cancelled()`), so compare their types too, or their `repr`.
+Events are named tuples, because every batch needs three of them, and a frozen dataclass takes three times as long to
+make. They compare as plain tuples (`Asked() == Cancelled()`), so compare their types too, or their `repr`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ class Bounded(NamedTuple):
 class Exhausted(NamedTuple):
     """No step is left for Post(seq) or for any later Post, until the next `Opened`.
 
-    The engine carries out a whole list of commands before it reports new results from the backend. Between the
-    answers to the Posts of one list, the only possible events are those that the list itself causes: `Bounded`,
-    `Rescinded`, `StepFilled` by CALLER, and `WorkerLost` for a worker that the list hires. They come in the order of
-    the commands.
+    The engine carries out a whole list of commands before it reports new results from the backend. Until then, the
+    scheduler gets only the events that these commands cause: `Exhausted`, `Bounded`, `Rescinded`, `StepFilled` by
+    CALLER, and `WorkerLost` for a newly hired worker. These events come in the order of the commands.
     """
 
     seq: int

@@ -5,8 +5,8 @@ the run, or the position after a step that reported the stream's state. If no po
 with an error, never silently.
 
     stream   read --WorkerLost, the position is known--> the first posted step is posted again, with the position
-             read --WorkerLost, known, and nothing is posted--> the next step is posted with the position
-             read --WorkerLost, unknown, or no retries left, or the seat given up--> Break, and the run ends there
+             read --WorkerLost, known, but nothing is posted--> the next step is posted with the position
+             read --WorkerLost, unknown, or no retries left, or the seat given up--> Break, which ends the run
 """
 
 from __future__ import annotations

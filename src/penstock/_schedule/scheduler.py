@@ -12,7 +12,7 @@ Slabs, workers and the plan's steps have their own state tables (`slabs.py`, `cr
 differ if a stream has only one reader (`onereader.py`), or if each worker has its own steps (`assigned.py`).
 
 Workers pull: the first free worker takes a posted step. So the scheduler never chooses a worker, and does not know
-whether a posted step is claimed already. The rule behind most of the code below: the slab of a posted step is not
+whether a worker has claimed a posted step. The rule behind most of the code below: the slab of a posted step is not
 free until an event has said that no worker can write to it any more.
 
 After each event, the rules of `_settle` run until none applies. The scheduler has no clock, queue, lock or buffer.

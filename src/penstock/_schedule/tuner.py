@@ -1,4 +1,4 @@
-"""Decides, from measurements of a running loader, how many workers it has and how far they work ahead.
+"""Decides from measurements how many workers a running loader has, and how far ahead they work.
 
     state    SETTLING --all workers have done a step since they started--> MEASURING
              MEASURING --a rule applies: Resize--> SETTLING        --no rule applies--> RESTING
@@ -16,10 +16,11 @@ At the end of a measurement, the first of these rules that applies decides:
     5  the caller does not wait, and needs at most 3/4 of the workers        as many workers as it needs
 
 A load is three numbers: the seconds that a worker spends on a step, the seconds that the caller spends on a batch
-when it does not wait (these two tell how many workers it needs), and the share of the time that it waits. While the
-load stays the same, the tuner remembers with how many workers the caller had to wait (rule 5 does not return to that
-number) and which attempts failed (rules 3 and 4 do not repeat them), so it finally rests. A different load wakes the
-tuner, and makes it forget.
+without waiting, and the share of the time that the caller waits. The first two give the number of workers needed.
+
+While the load stays the same, the tuner remembers with how many workers the caller had to wait, so that rule 5 does
+not return to that number. It also remembers which attempts failed, so that rules 3 and 4 do not repeat them. So the
+tuner finally rests. A different load wakes the tuner, and makes it forget.
 
 The tuner has no clock, and does not look at the machine. Its decisions depend only on the intervals that it is given.
 """

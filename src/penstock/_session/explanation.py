@@ -21,7 +21,7 @@ class SampleSource:
     - `source`: the name of the source in a mixture, or None if the dataset is not a mixture.
     - `dataset`: a short description of the innermost dataset that has the sample.
     - `key`: the key of the sample in that dataset.
-    - `begin`, `end`: the tokens of the document that are in the row. Both are None for a whole sample.
+    - `begin`, `end`: the range of the document's tokens that is in the row. Both are None for a whole sample.
     """
 
     source: str | None
@@ -82,7 +82,7 @@ class Explanation:
 
 
 def check_dealt(step: int, epoch: int, first: int) -> None:
-    """Raises ValueError for a step before `first`: such steps were dealt to another number of ranks."""
+    """Raises ValueError for a step before `first`. The number of ranks was different for those steps."""
     if step < first:
         raise ValueError(
             f"The steps before {first} of epoch {epoch} were dealt to another number of ranks, and then the epoch "

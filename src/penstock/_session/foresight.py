@@ -64,10 +64,11 @@ class Foresight:
 def foresee(
     last: Foresight | None, dataset: Any, plan: AnyPlan | None, progress: Progress, counts: CacheCounts
 ) -> Foresight | None:
-    """Returns the last foresight if it still fits, otherwise a new one, or None if none is possible or wanted.
+    """Returns the last foresight if it still fits, otherwise a new one.
 
-    Call this function before the workers have anything to do, but `Foresight.start` only after the workers have
-    started: a process with several threads cannot fork safely.
+    Returns None if the keys cannot be forecast, or if the dataset takes no forecasts. Call this function before the
+    workers get their first task. Call `Foresight.start` only after the workers have started, because a process with
+    several threads cannot fork safely.
     """
     told = foresee_of(dataset) if isinstance(plan, ComputedPlan) else None
     if told is None or not isinstance(plan, ComputedPlan) or plan.upcoming(progress.epoch) is None:

@@ -167,16 +167,16 @@ class Measures:
         return [crew.gauges for crew in self.crews()]
 
     def snapshot(self) -> MeterSnapshot:
-        """Returns a copy of all counters. Of a task being handed out, only the steps already handed out count."""
+        """Returns a copy of all counters. Steps of a task are counted one by one, when they are handed out."""
         crews = list(self.crews())
         answers = [answer for crew in crews if (answer := crew.open_answer()) is not None]
         return self.meter.snapshot([crew.gauges for crew in crews], answers)
 
     def first_batch(self) -> list[int] | None:
-        """Returns when the loader reached five points on its way to the first batch, or None before that batch.
+        """Returns five points in time on the way to the first batch, or None before that batch.
 
-        The points: `iter()` was called, workers were started, a worker was ready, a worker had a sample, and the
-        caller had the batch.
+        The times are those when `iter()` was called, the workers were started, a worker was ready, a worker had a
+        sample, and the caller had the batch.
         """
         if self._first is None and self.meter.first:
             counts = self.meter.snapshot(self.live()).workers().values()

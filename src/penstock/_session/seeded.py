@@ -52,8 +52,8 @@ S = TypeVar("S", bound=SeedReader)
 class SeedSession(Session):
     """A session that also implements the `Semantics` of its loader.
 
-    The seed, the plan and the epochs live as long as the loader. A loader of arrays other than numpy's, such as
-    tensors, passes `face` (see `displayed_settings`) and `make_runner` (see `Job`).
+    The seed, the plan and the epochs live as long as the loader. A loader that returns tensors
+    or other arrays than numpy's passes `face` (see `displayed_settings`) and `make_runner` (see `Job`).
     """
 
     deliver: Callable[[Any], Any] | None = None
@@ -162,7 +162,7 @@ class SeedSession(Session):
         return self.begin(CommitBatches if self.options.commit else IndexedBatches)
 
     def made(self, data: Any, rows: int, **about: Any) -> Batch[Any]:
-        """Makes an item of `batches()` from the data of `rows` rows. `about` sets the other fields of `Batch`."""
+        """Makes a `Batch` for `batches()`. The data has `rows` rows, and `about` has the other fields."""
         return Batch(data, **about)
 
     def commit(self, batch: Batch[Any]) -> None:
@@ -199,7 +199,7 @@ class SeedSession(Session):
         return explained(plan, self.dataset, number, int(step))
 
     def _plan_in_use(self, epoch: int, step: int) -> ComputedPlan | None:
-        """Returns the plan in use, whose windows are already computed, if it is for this epoch and has this step."""
+        """Returns the current plan, whose windows are already computed, or None if it does not have this step."""
         progress = self.epochs.progress
         plan = None if progress is None or progress.epoch != epoch else progress.plan
         return plan if isinstance(plan, ComputedPlan) and plan.first_step <= step else None
@@ -220,7 +220,7 @@ class SeedSession(Session):
         return engine or self.hire(self)
 
     def _run(self, engine: Engine, plan: AnyPlan | None, start: State) -> tuple[Run, State]:
-        """Returns the next epoch's run (the prefetched one if it is still valid) and the run's starting state."""
+        """Returns the next epoch's run and starting state. Uses the prefetched run if it is still valid."""
         epochs, feed, run = self.epochs, self.feed, engine.ahead
         if run is None or run.epoch != epochs.next or run.plan != plan or start.begun or epochs.loaded is not None:
             copied = feed.one_reader and engine.backend.copies_dataset
@@ -324,7 +324,7 @@ class SeedSession(Session):
 
     @never_ends
     def load(self, state: Mapping[str, Any]) -> None:
-        """Makes the next epoch continue from `state`. If that does not fit, raises StateError and changes nothing."""
+        """Makes the next epoch continue from `state`. If it does not fit, raises StateError and changes nothing."""
         parsed, history = State.parse(state), self.feed.history
         if history is not None:
             if not isinstance(parsed.dataset, Mapping):
@@ -427,7 +427,7 @@ class SeedSession(Session):
     def _reweigh(self, weights: Mapping[str, float]) -> None:
         """Changes a mixture's weights from the first position that can still change, and recomputes the later steps.
 
-        Workers need not be told, because which sample a key stands for does not depend on the weights.
+        The workers need not know, because a key stands for the same sample with all weights.
         """
         errors: list[Exception] = []
 
@@ -569,7 +569,7 @@ def _planned(feed: Feed, epochs: Epochs, reweighed: list[tuple[int, int]]) -> di
 
 
 def feed_for(dataset: Any, given: dict[str, Any]) -> Feed:
-    """Checks a loader's arguments and returns its feed."""
+    """Checks a loader's arguments. Returns its feed, the object that obtains the samples."""
     options = Options.resolve(is_stream=is_stream(dataset), **given)
     refuse_samplers(dataset, given["sampler"], given["batch_sampler"])
     return feed_of(dataset, options, has_load=hasattr(dataset, "load"))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """A loader's engines and statistics. A session does not refer to its loader: that would keep workers alive."""
+    """A loader's engines and statistics. A reference to the loader would keep workers alive, so there is none."""
 
     def __init__(self, name: str, settings: Callable[[], Mapping[str, Any]]) -> None:
         self.runs = itertools.count()  # numbers the runs

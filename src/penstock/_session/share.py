@@ -56,7 +56,7 @@ _ENDED = _Item([], END)
 
 
 class _NextCall:
-    """A call to `next()`. If the call is interrupted, the batch in `item` is lost: it is in no queue any more."""
+    """A call to `next()`. If the call is interrupted, the batch in `item` is lost, because it is in no queue."""
 
     item: _Item | None = None
 
@@ -152,7 +152,10 @@ class SharedEpoch:
         return min((number for number in self._queues if number >= self._turn), default=min(self._queues))
 
     def _read(self, call: _NextCall) -> None:
-        """Puts the next batch or its error into `call.item`, which stays None at the end. Raises other errors."""
+        """Stores the next batch in `call.item`, which stays None at the end of the epoch.
+
+        If a step failed, its error is stored in place of the batch. Any other error is raised.
+        """
         if self._left:
             call.item = self._left[0]
             self._left.popleft()

@@ -1,7 +1,8 @@
 """Raises the exceptions of penstock's iterators: StopIteration at the end, or an error in place of a batch.
 
-Inside penstock, both are values, and only this module raises exceptions. So a StopIteration that arrives here comes
-from the user's code. It is reported as an error, because the caller would mistake it for the end of the epoch.
+Inside penstock, the end and errors are values, and only this module raises exceptions. So a StopIteration that
+arrives here comes from the user's code. It is reported as an error, because the caller would mistake it for the end
+of the epoch.
 """
 
 from __future__ import annotations

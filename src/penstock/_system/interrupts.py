@@ -1,4 +1,4 @@
-"""Protection against interrupts: Python signal handlers that raise, such as the one for Ctrl-C.
+"""Protection against interrupts, which are exceptions raised by signal handlers, such as KeyboardInterrupt.
 
 CPython runs a handler in the main thread, between two instructions: at the start of a Python function, at a backward
 jump, and after a call to C code. In the last case, the result of the call is lost. CPython runs no handler at an
@@ -10,8 +10,8 @@ assignment, at an attribute access, at the return of a Python function, or at th
   constructor first adds itself to a list that its owner holds.
 - A temporary change is undone by `with_loan`, in a `finally` of the function that made the change. A context manager
   written in Python cannot do this, because the interrupt may come at the entry of its `__exit__`.
-- A resource is released under `interrupts_deferred`.
-- A late import goes through `import_whole`.
+- A resource is released inside a block of `interrupts_deferred`.
+- A late import uses `import_whole`.
 
 Threads wait for each other with `InterruptSafeCondition`, and not with a Condition or an Event from `threading`.
 docs/decisions/0022 gives the reasons, and tests/faults/test_interrupts.py interrupts at each of these points.
@@ -122,7 +122,7 @@ class interrupts_deferred:
 
 
 class interrupts_after(interrupts_deferred):
-    """An `interrupts_deferred` for finalizers, which cannot raise: handlers run when this object is freed."""
+    """Like `interrupts_deferred`, for finalizers, which cannot raise. Handlers run when this object is freed."""
 
     __slots__ = ("_again",)
 
@@ -181,7 +181,7 @@ def free_at_end(of: object, action: Callable[[], object]) -> None:
 
 
 class LiveObjects(Generic[T]):
-    """A kind of WeakSet that does not run Python code when an object is deallocated."""
+    """A set of weak references that, unlike WeakSet, runs no Python code when an object is deallocated."""
 
     __slots__ = ("_references",)
 
@@ -204,7 +204,7 @@ class LiveObjects(Generic[T]):
 
 
 over: list[bool] = []
-"""Empty until the program begins to exit (see `_system/exit.py`)."""
+"""Not empty once the program has begun to exit (see `_system/exit.py`)."""
 
 
 def finalizer(release: Callable[[Any], None]) -> Callable[[Any], None]:

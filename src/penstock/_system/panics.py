@@ -1,7 +1,7 @@
 """Turns panics, the errors of libraries written in Rust (polars, tokenizers, obstore), into ordinary errors.
 
-`except Exception` does not catch a panic, because its type is not derived from `Exception`. Nor can the type be
-imported from any module.
+`except Exception` does not catch a panic, because its type is not derived from `Exception`. No module
+exports that type.
 """
 
 from __future__ import annotations

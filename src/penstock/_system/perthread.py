@@ -12,8 +12,8 @@ T = TypeVar("T")
 class PerThread(Generic[T]):
     """One object per thread, made by `make` when the thread first asks for it. Any thread may read all objects.
 
-    One object with a lock was rejected: a fork, or a finalizer that needs the lock too, may come while a thread holds
-    the lock.
+    A single object with a lock was rejected: if the process forked, or a finalizer needed the lock, while a thread
+    held the lock, there would be a deadlock.
     """
 
     __slots__ = ("_by_thread", "_make")

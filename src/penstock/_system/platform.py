@@ -1,7 +1,7 @@
 """The system calls that penstock uses but that macOS or Windows lacks, and their replacements.
 
-Worker processes, and all memory and locks that processes share, need Linux. Everything else runs wherever Python
-does. So modules that run everywhere import the names below from here instead of `os`, and only modules for worker
+Worker processes need Linux, as do memory and locks that processes share. Everything else runs wherever Python does.
+So modules that run everywhere import the names below from here instead of from `os`. Only modules for worker
 processes use `os` itself. Each constant depends on a system call and not on the name of the system. See
 docs/decisions/0058.
 """
@@ -35,7 +35,7 @@ HAS_LOCKS = hasattr(fcntl, "F_OFD_SETLK")
 """True if a lock can belong to an open file. The cache of remote files needs such locks, which only Linux has."""
 
 HAS_OWNERS = hasattr(os, "geteuid")
-"""True if a file's owner and mode say who may write the file. On Windows, they do not."""
+"""True if a file's owner and mode say who may write to the file. False on Windows."""
 
 
 def _constant(module: Any, name: str) -> int:

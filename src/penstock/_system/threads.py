@@ -19,13 +19,13 @@ from penstock._system.limits import room_for_tasks
 from penstock._system.platform import HAS_PROCESSES, register_at_fork
 
 GRACE = 1.0
-"""Seconds that a prefetcher's `close()` waits for its thread, which finishes in the background if it takes longer."""
+"""Seconds that a prefetcher's `close()` waits for its thread. A slower thread finishes in the background."""
 
 PATIENCE = 2.0
 """Seconds after which the interpreter's exit stops waiting for a thread that has used no CPU time.
 
 Such a thread waits for something that may never come, such as a network response, and cannot abort the process while
-it waits. For a thread that computes, the exit waits without a limit, as `concurrent.futures` does.
+it waits. If a thread keeps computing, the exit waits without a limit, as `concurrent.futures` does.
 """
 
 _SILENCE = 10.0  # seconds of waiting at exit before a line on standard error says why

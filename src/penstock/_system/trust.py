@@ -9,7 +9,7 @@ never by its name or by the process that holds it:
 - A folder and every folder above it must meet the same conditions as a file (`use_folder`).
 
 New files are opened with O_EXCL, so that no link is followed, and get their mode regardless of the umask. Other
-programs of this user are trusted, but may be suspended at any moment, so waits for them end after LONGEST.
+programs of this user are trusted. But they may be suspended at any moment, so penstock waits at most LONGEST seconds.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class Untrusted(PermissionError):
 
 
 def check(about: os.stat_result, group: int | None = None, owner: int | None = None, *, ignored: int = 0) -> None:
-    """Raises Untrusted if an untrusted user owns this file or may write it.
+    """Raises Untrusted if an untrusted user owns this file or may write to it.
 
     This user, root, `owner` and the members of `group` are trusted. On Windows, where a file's owner and mode do not
-    say who may write the file, always raises Untrusted.
+    say who may write to the file, always raises Untrusted.
     """
     if not HAS_OWNERS:
         raise Untrusted(f"{SYSTEM} does not say who may write it")
@@ -113,7 +113,7 @@ def open_sealed(path: str, name: str, seals: int, flags: int = os.O_RDONLY, owne
 
 
 def check_beside(path: str, of: str) -> os.stat_result:
-    """Raises Untrusted if any user can write this file but not change the file `of` beside it."""
+    """Raises Untrusted if a user who cannot change the file `of` can write to this file beside it."""
     folder, about = os.stat(os.path.dirname(of) or "."), os.lstat(path)
     # A group that may replace any file in the folder is trusted.
     group = folder.st_gid if folder.st_mode & stat.S_IWGRP and not folder.st_mode & stat.S_ISVTX else None
@@ -150,7 +150,7 @@ def processes(user: int) -> Iterator[int]:
 
 
 def make_file(path: str, group: int | None = None, mode: int = 0o600) -> int:
-    """Creates a new file with the permissions `mode`, or 0o660 if it can be given to `group`."""
+    """Creates a new file with the permissions `mode`, but with 0o660 if the file can be given to `group`."""
     fd = os.open(path, _NEW, 0o600)
     try:
         if group is not None:
@@ -247,7 +247,7 @@ def use_folder(path: str, shared: bool = False) -> int | None:
 
 
 def tighten(path: str, is_ours: Callable[[str], object]) -> None:
-    """Makes the folder of an older version of penstock private if `is_ours` accepts all names in the folder."""
+    """Makes a folder of an older version private, unless `is_ours` rejects a name in the folder."""
     with suppress(OSError):
         about = os.stat(path)
         if about.st_mode & 0o077 and about.st_uid == _user() and all(map(is_ours, os.listdir(path))):
