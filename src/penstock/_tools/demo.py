@@ -1,10 +1,10 @@
 """The command `penstock demo`: a small job that checks its own results.
 
-Three runs load the same two epochs of random resized crops from a memory-mapped file: the first without workers; the
-second with two workers; in the third, a worker is killed, and the loader is stopped and then resumed with another
+Three runs load the same two epochs of random resized crops from a memory-mapped file. The first run has no workers,
+and the second has two. In the third, a worker is killed, and later the loader is stopped and resumed with another
 number of workers. The batches of all three runs are hashed and must be equal. If torch is installed, torch's
-DataLoader does the same job for comparison. On a system without worker processes, the workers are threads, and none
-is killed.
+DataLoader also loads two epochs, for comparison. On a system without worker processes, the workers are threads, and
+none is killed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Pictures:
 
 
 def _generator() -> np.random.Generator:
-    """Returns penstock's generator for the sample. Torch's loader, whose batches are not compared, gets a new one."""
+    """Returns penstock's generator for the sample or, in torch's loader, a new generator."""
     return rng() if at_work.source is not None else np.random.default_rng()
 
 
@@ -144,7 +144,7 @@ def _loader(dataset: Pictures, workers: int) -> DataLoader[Any]:
 
 
 def _troubled(console: Console, dataset: Pictures) -> Generator[Any, None, None]:
-    """Yields the batches of all epochs. Kills a worker, later stops the loader, and resumes with fewer workers."""
+    """Yields the batches of all epochs. In between, kills a worker, and later resumes with fewer workers."""
     with _loader(dataset, WORKERS) as loader:
         for batches, batch in enumerate(loader, 1):
             yield batch

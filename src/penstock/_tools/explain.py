@@ -68,7 +68,7 @@ def _read(path: str) -> Any:
 
 
 def _plan(state: State) -> OrderPlan | None:
-    """Returns the plan that the state describes, or None if the state alone is not enough."""
+    """Rebuilds the plan from the state. Returns None if the state alone is not enough."""
     about, plain = state.about, {"kind", "length", "order", "batch_size", "last_batch", "world", "sampler"}
     more = [name for name, value in about.items() if name not in _KNOWN and value is not None]
     length, order = about.get("length"), about.get("order")
@@ -83,7 +83,7 @@ def _plan(state: State) -> OrderPlan | None:
 
 
 def _plan_of_mixture(state: State, history: WeightHistory) -> OrderPlan | None:
-    """Returns the plan that the state describes, or None if that is not simply the mixture's own order."""
+    """Rebuilds a mixture's plan from the state. Returns None if the plan does not use the mixture's own order."""
     about = state.about
     if state.seed is None or not {"batch_size", "world"} <= about.keys():
         return None

@@ -2,7 +2,7 @@
 
 In the worker, `Failure.capture` turns an exception into bytes. In the parent, `restore` turns the bytes into an
 exception with the same type, args, attributes and notes. The exception also gets a note that says where the error
-happened, and the remote traceback as its cause. Both functions work whatever the exception's own methods do.
+happened, and the remote traceback as its cause. Both functions work even if the exception's own methods fail.
 
 In a worker that is not a process, `caught` makes a copy instead, because a program may raise the same object many
 times, and in several threads at once.
@@ -256,7 +256,7 @@ def described(exc: BaseException) -> str:
 
 
 def safe_text(obj: object, show: Callable[[object], str] = str) -> str:
-    """Returns `show(obj)` or, if that fails, text that names the error. Outside worker processes, raises Ctrl-C."""
+    """Returns `show(obj)` or, if that fails, text that names the error. Only worker processes suppress Ctrl-C."""
     try:
         return "".join((show(obj),))  # joined: __str__ may return a subclass of str
     except BaseException as exc:

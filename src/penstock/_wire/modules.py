@@ -1,4 +1,4 @@
-"""Decides which modules a fresh interpreter can import. Classes and functions of all others are sent by value.
+"""Decides which modules a fresh interpreter can import. Classes and functions from other modules are sent by value.
 
 A fresh interpreter has the same `sys.path`. But it does not have the program's `__main__`, `__mp_main__` (the script
 in a process that multiprocessing has spawned), modules made by `exec` or `runpy`, or modules from files that are not
@@ -20,7 +20,7 @@ ABSENT = {b"__main__", b"__mp_main__"}
 
 @contextmanager
 def sent_by_value() -> Iterator[Callable[[Any], None]]:
-    """Makes cloudpickle send by value what cannot be imported. Pass each object to the yielded function first."""
+    """Makes cloudpickle send an object by value if it cannot be imported. Pass it to the yielded function first."""
     import cloudpickle
 
     seen = {"__main__"}  # cloudpickle always sends the contents of `__main__` by value

@@ -10,10 +10,10 @@ only when needed.
     mark      plain, else cloudpickle  inside the pickle                    by value
     failure   plain, else cloudpickle  inside the pickle                    by tag or address, else by value
     update    cloudpickle              inside the pickle                    by tag where known, else by value
-    shipment  cloudpickle              out of band; mapped files by name    by value, and tagged on the way
+    shipment  cloudpickle              out of band; mapped files by name    by value, together with their tags
 
-A tag is a name of eight random bytes that this process and its workers share. It stands for a class of `__main__`, or
-for a class made inside a function. If such a class were sent by value, it would arrive as a different class, and
+A tag is a name of eight random bytes that this process and its workers share. It stands for a class that is defined
+in `__main__` or inside a function. If such a class were sent by value, it would arrive as a different class, and
 `is`, `isinstance` and `except MyError` would fail. A forked worker inherits the tags, and any other worker gets them
 with its shipment.
 """
@@ -58,8 +58,8 @@ def dumps(
 ) -> bytes:
     """Pickles `value` with plain pickle, or with cloudpickle if that fails or `by_value` is True.
 
-    If `buffers` is given, the bytes of arrays are appended to it. If `override` is None, cloudpickle uses `otherwise`
-    as its override. `fresh` (see `dump`) has an effect only with `by_value`.
+    If `buffers` is given, the bytes of arrays are appended to it. `override` is for both picklers. If it is
+    None, cloudpickle uses `otherwise`. `fresh` (see `dump`) has an effect only with `by_value`.
     """
     try:
         if buffers is None and override is None and not by_value:
@@ -89,7 +89,7 @@ def dump(
 ) -> None:
     """Pickles `value` into a file, and passes out-of-band buffers to `aside` (pickle's `buffer_callback`).
 
-    If `guests` is True, arrays of numpy and of guests are pickled with `REDUCERS`. If `fresh` is True, a new
+    If `guests` is True, `REDUCERS` pickle the arrays of numpy and of guest libraries. If `fresh` is True, a new
     interpreter will read the pickle, so objects that cannot be imported there are sent by value.
     """
     make: Any = pickle.Pickler if override is None else _Overridable
@@ -153,7 +153,7 @@ _class_of: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionar
 
 
 def by_tag(only: frozenset[bytes] | None = None) -> Override:
-    """Returns an `Override` that sends classes by their tags. `only` limits which tags are used."""
+    """Returns an `Override` that sends classes by their tags. If `only` is given, other tags are not used."""
 
     def override(part: Any, otherwise: Callable[[Any], Any]) -> Any:
         if issubclass(type(part), type):
@@ -182,7 +182,7 @@ def tag(cls: type) -> bytes:
 
 
 def _tag(cls: type) -> bytes | None:
-    """Returns the tag of `cls`, or None if there is none or another copy of the class has taken it over."""
+    """Returns the tag of `cls`, or None if it has no tag or another copy of the class has taken over the tag."""
     known = _tag_of.get(cls)
     return known if known is not None and _class_of.get(known) is cls else None
 

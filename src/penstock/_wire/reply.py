@@ -3,10 +3,10 @@
 A reply has a fixed size. It describes a batch that is in the task's slab, or in a stray (separate memory) if the slab
 is too small. The backend decides how replies and strays are sent:
 
-- Processes on one machine share the slabs. All workers send their replies through one pipe, because a write of a few
-  bytes is atomic, even if the writer is killed. A stray is a memfd that the worker sends through a socket, before the
-  reply that refers to it. The parent maps the memfd and closes the descriptor. The memory is unmapped together with
-  the last array of the batch.
+- Processes on one machine share the slabs. All workers send their replies through one pipe: a write of a few bytes is
+  atomic, even if the writer is killed. A stray is a memfd that the worker sends through a socket, before the reply
+  that refers to it. The parent maps the memfd and closes the descriptor. The memory is unmapped when the last array
+  of the batch is freed.
 - A worker on another machine sends the reply, the used part of its slab, and its strays over one connection.
 """
 
@@ -74,7 +74,7 @@ class Trailer(NamedTuple):
 
 
 MakeStray = Callable[[int, int], AbstractContextManager[Writer]]
-"""`with make_stray(seq, nbytes)` gives a writer on a new stray, and then sends the stray unless it was too small."""
+"""Opens a new stray: `with make_stray(seq, nbytes) as writer`. On exit, a stray that was large enough is sent."""
 
 
 class Replier:
@@ -158,7 +158,7 @@ def _put(writer: Writer, data: bytes) -> tuple[int, int]:
 
 
 def used_bytes(reply: bytes) -> int:
-    """Returns the number of bytes from the slab's start that a reply uses. The number may exceed the slab's size."""
+    """Returns how many bytes at the slab's start a reply uses. This may be more than the slab has."""
     _, _, _, stray, base, _, _, nbytes, *_ = REPLY.unpack(reply)
     return 0 if stray else base + nbytes
 
@@ -171,7 +171,7 @@ def may_teach(reply: bytes) -> bool:
 
 @contextmanager
 def memfd_stray(worker: int, strays: socket.socket, seq: int, nbytes: int) -> Iterator[Writer]:
-    """The `MakeStray` of worker processes. A stray is a memfd, which is sent unless it proves to be too small."""
+    """The `MakeStray` of worker processes. A stray is a memfd."""
     fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
     try:
         grow(fd, nbytes)
@@ -187,7 +187,7 @@ class StrayReceiver(Protocol):
     """The parent's interface to strays."""
 
     def take(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
-        """Returns the memory of a stray. Strays are sent before their replies."""
+        """Returns the memory of a stray, which has been sent by the time its reply is read."""
 
     def forget(self, worker: int) -> None:
         """Drops the remaining strays of a worker that has exited."""
@@ -203,7 +203,7 @@ class SocketStrays:
 
     @property
     def nbytes(self) -> int:
-        """The total size in bytes of the strays that are in use or wait for their reply."""
+        """The total size in bytes of the strays that are in use or have not been taken yet."""
         waiting = sum(size for _, size in self._received.copy().values())
         return waiting + sum(root.nbytes for root in self._used)
 

@@ -1,4 +1,4 @@
-"""A shipment: a payload that is pickled once for all workers, with its arrays out of band in a memfd:
+"""A shipment: a payload that is pickled once for all workers into a memfd, with its arrays out of band:
 
     head | the pickle stream | buffer 0 | buffer 1 | ... | a pickled table of (start, end) per buffer
 
@@ -120,7 +120,7 @@ def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: dict
 
 
 def _reduce_shared(part: Any) -> Any:
-    """Returns pickle's reduction of multiprocessing's pipes and shared memory, or None for other objects."""
+    """Reduces multiprocessing's pipes and shared memory for pickle. Returns None for other objects."""
     import_whole("multiprocessing.reduction")
     from multiprocessing.reduction import ForkingPickler
 
@@ -146,7 +146,7 @@ def _stays_here() -> bool:
 
 @contextmanager
 def _passing_on(descriptors: list[int]) -> Iterator[None]:
-    """Makes multiprocessing pickle as if it were starting a process. Collects the descriptors to inherit."""
+    """Makes multiprocessing pickle as if it were starting a process. Collects descriptors that workers inherit."""
     import_whole("multiprocessing.context")
     from multiprocessing import context
 
@@ -212,7 +212,7 @@ def _reduce_array(array: np.ndarray[Any, Any], files: dict[int, _MappedFile]) ->
 
 
 class _MappedFile:
-    """A mapped file, pickled by name. Unpickling gives a uint8 memmap. Unless `is_named`, send the data instead."""
+    """A mapped file, which may be pickled by name if `is_named` is True. Unpickling gives a uint8 memmap."""
 
     def __init__(self, root: Any) -> None:
         whole = np.frombuffer(root._mmap, np.uint8)
@@ -228,7 +228,7 @@ class _MappedFile:
 
 
 def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
-    """Returns the memmap below `array` (which may be `array` itself), or None if there is none."""
+    """Returns `array` itself if it is a memmap, or the memmap of which it is a view, or None."""
     below: Any = array
     while isinstance(below, np.ndarray):
         if isinstance(getattr(below, "_mmap", None), mmap.mmap):
@@ -292,7 +292,7 @@ def _unshippable(payload: object) -> UnshippableDataset | None:
 
 
 def _first_refused(parts: list[tuple[str, object]]) -> tuple[str, object, Exception] | None:
-    """Finds the first part that cannot be pickled. Bisects the parts, because there may be a million samples."""
+    """Finds the first part that cannot be pickled. Uses bisection, because there may be a million parts."""
     while len(parts) > 1:
         half = parts[: len(parts) // 2]
         refused = _refusal([part for _, part in half]) is not None
@@ -312,7 +312,7 @@ def _refusal(obj: object) -> Exception | None:
 
 
 def _parts(obj: Any, at_root: bool) -> Iterator[tuple[str, object]]:
-    """Yields the parts that are pickled for `obj`, each with its path relative to `obj`, such as ".name" or "[0]"."""
+    """Yields the parts of `obj` that are pickled, each with its path relative to `obj`, such as ".name" or "[0]"."""
     if isinstance(obj, dict):
         for key, value in obj.items():
             yield str(key) if at_root else f"[{key!r}]", value

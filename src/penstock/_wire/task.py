@@ -109,7 +109,7 @@ _INT64, _UINT8 = np.dtype(np.int64), np.dtype(np.uint8)
 
 
 def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> tuple[NDArray[np.uint8], int]:
-    """Returns a task's keys as bytes (an int64 array if possible, otherwise a pickle), and their `Notice.keys`."""
+    """Returns a task's keys as bytes (an int64 array if possible, else a pickle), and the value of `Notice.keys`."""
     if batched:  # otherwise a list is a single key
         if type(keys) is list and set(map(type, keys)) == {int}:
             with suppress(OverflowError):
@@ -124,7 +124,7 @@ def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> tuple[NDArray[
 
 
 def shorten(keys: Any) -> str:
-    """Returns text for a message: the first few keys of a step and, if there are more, how many keys there are."""
+    """Returns a step's keys as text for a message. A long list is cut short, and its length is added."""
     if type(keys) is tuple:  # one key
         return shorten_key(keys)
     if not isinstance(keys, (list, np.ndarray)):

@@ -1,7 +1,7 @@
 """Updates: changes to the dataset while workers have copies of it.
 
-The parent appends each change to a log, an unnamed file that all workers share. Each task contains the length that
-the log had when the task was posted, and a worker first applies all changes up to that length.
+The parent appends each change to a log, an unnamed file that all workers share. Each task contains the length of the
+log at the time the task was posted. Before a worker runs the task, it applies all changes up to that length.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Setting(dict[str, Any]):
 def encode(change: Change, known: frozenset[bytes] = frozenset(), *, fresh: bool = True) -> bytes:
     """Pickles a change to the dataset. A class with a tag in `known` is sent as this tag.
 
-    Any other class that workers cannot import is sent by value, and arrives as a new class. If workers were forked,
-    `known` has the tags of the classes of `__main__`. Otherwise `fresh` is True, because workers have only what they
-    can import.
+    Any other class that workers cannot import is sent by value, and arrives as a new class. For forked workers,
+    `known` has the tags of the classes in `__main__`. For other workers, `fresh` is True, because they have only what
+    they can import.
     """
     return dumps(change, override=by_tag(known), by_value=True, fresh=fresh)
 
 
 class UpdateLog:
-    """The offset up to which this process has written or applied the log of dataset changes."""
+    """This process's position in the log of dataset changes: it has written or applied the log up to offset `end`."""
 
     __slots__ = ("end",)
 

@@ -61,7 +61,7 @@ class Focus(Source):
     # Random numbers.
 
     def draw_for(self, number: int) -> None:
-        """Switches to the random numbers of the step `number`, in the middle of a task."""
+        """In the middle of a task, switches to the random numbers of the step `number`."""
         self._drawing = number
         self.rngs.clear()
         if self._generators.may_seed:
@@ -132,7 +132,7 @@ class Focus(Source):
         self._at, self._keys = at, keys
 
     def name_sample(self) -> None:
-        """Records that the current sample caused an error, if samples are fetched one by one."""
+        """If samples are fetched one by one, records that the current sample caused an error."""
         loop = self.loop or self._left
         if loop is not None:
             key, row = _now(loop)
@@ -155,13 +155,13 @@ class Focus(Source):
                 )
 
     def name_all(self, at: str, mended: Mended | None = None) -> None:
-        """Records that an operation on all samples of a step failed, if samples have keys."""
+        """If samples have keys, records that `at`, an operation on all samples of a step, failed."""
         keys = self.names() if mended is None else mended.keys
         if len(keys):
             self.doing(f"{at} of samples ", keys)
 
     def where(self) -> str:
-        """Returns a note that says in which operation or sample, step and worker an error happened."""
+        """Returns a note for an error. The note names the operation or sample, the step, and the worker."""
         keys = "" if self._keys is None else f"{shorten(self._keys)}, "
         return f"In {self._at}{keys}step {self.task.step} of epoch {self.task.epoch}, in {self._who}."
 

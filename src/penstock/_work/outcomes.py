@@ -1,4 +1,4 @@
-"""The possible outcomes of a task, which a runner returns.
+"""The outcomes that a runner can return for a task.
 
 `mark` is the position of the stream after the task, even if the task failed. It is None if the task did not read a
 stream, or if the stream has no state.
@@ -27,7 +27,7 @@ class AtEnd(NamedTuple):
 
 
 class Errored(NamedTuple):
-    """The result of a failed task. `where` and `notes` are not added to the error, which is the user's object."""
+    """The result of a failed task. `error` is the user's object, so `where` and `notes` are not added to it."""
 
     error: BaseException
     where: str

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 _LISTS = ("paths", "files", "filenames", "image_paths", "samples", "imgs")
-"""Attributes in which datasets list the paths of the samples, or tuples that begin with the paths."""
+"""Names of dataset attributes that list the samples' paths, or tuples whose first item is the path."""
 
 
 def path_of(dataset: Any, key: Any, depth: int = 4) -> str:

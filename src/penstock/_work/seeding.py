@@ -77,7 +77,7 @@ class _Words(ISpawnableSeedSequence):
 
 
 def number_of(key: object) -> int:
-    """Returns an integer for a key. Unlike `hash` and many pickles, the integer is the same in every process."""
+    """Returns an integer for a key, the same in every process. (Hashes and many pickles may differ.)"""
     if isinstance(key, (int, np.integer)):
         return int(key)
     if isinstance(key, tuple):  # item by item, because a pickle depends on which items are the same object
@@ -109,7 +109,7 @@ def number_of(key: object) -> int:
 if TYPE_CHECKING:
 
     class SavedGenerators(Protocol):
-        """Saved generator states. `put_back` may be called several times, even after an interrupted `take`."""
+        """Saved generator states. `put_back` may be called several times, and also if `take` was interrupted."""
 
         def take(self) -> None: ...
         def put_back(self) -> None: ...
@@ -119,7 +119,7 @@ class Lending:
     """Lends generators that all threads of a process share. Several threads may borrow them at the same time.
 
     The first borrower saves the generators' state, and the last one restores it, so that the loan does not affect the
-    program. If a thread borrows again in the middle of a step, the end of the second loan restores that step's state.
+    program. If a thread borrows again in the middle of a step, the inner loan restores the step's state when it ends.
     Two simultaneous borrowers disturb each other's random numbers. Making the second wait for the first was rejected:
     the first may itself be waiting for a batch from the second.
     """
@@ -168,13 +168,13 @@ class Lending:
 
 
 class GeneratorLoan:
-    """A loan of generators. Its end restores `saved` or, if `saved` is None, leaves that to another loan."""
+    """A loan of generators. When it ends, it restores `saved`. If `saved` is None, another loan does this."""
 
     saved: SavedGenerators | None = None
 
 
 class Borrowed:
-    """A loan (see `with_loan`) of the caller's global random generators, seeded for a step. It takes about 50 µs."""
+    """A loan (see `with_loan`) of the caller's global random generators, seeded for a step. Takes about 50 µs."""
 
     def __init__(self, seed: int, epoch: int, step: int, use: int = LOAD) -> None:
         self._of = seed, epoch, step, use
@@ -189,7 +189,7 @@ class Borrowed:
 
 
 class _PythonAndNumpyState:
-    """The states of `random` and `numpy.random`. The latter is saved and restored in a few microseconds.
+    """The states of `random` and `numpy.random`. Numpy's state is saved and restored in a few microseconds.
 
     `numpy.random.get_state` and `set_state` copy 624 numbers one by one, in 170 µs together. Copying the generator's
     memory, whose address is public in numpy, takes 1 µs. But numpy draws normal numbers in pairs, and keeps the

@@ -216,7 +216,7 @@ MakeBackend = Callable[[Job, Any], Backend]
 
 
 def _nothing(*given: Any) -> None:
-    """The default `check`, which accepts everything, and the default `room`, which sets no limit."""
+    """Serves as the default `check`, which accepts everything, and as the default `room`, which sets no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

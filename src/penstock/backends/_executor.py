@@ -42,7 +42,7 @@ class TaskExecutor:
         self._runner.change(changes)
 
     def do(self, notice: Notice, root: NDArray[np.uint8], begin: Callable[[int], bool]) -> bytes:
-        """Runs a task and returns the encoded reply. After the first step, stops as soon as `begin(at)` is False."""
+        """Runs a task and returns the encoded reply. Stops before a later step if `begin(at)` is False."""
         seq, count, updates, replier = notice.seq, notice.steps, notice.updates, self._replier
         try:
             task = notice.task(root)

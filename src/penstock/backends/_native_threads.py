@@ -1,8 +1,8 @@
 """Limits each library's thread pool to one thread per worker. PENSTOCK_WORKER_THREADS changes the limit; 0 lifts it.
 
-Pools with one thread per CPU in every worker slow each other down: torch.sum of 300,000 numbers takes five times as
-long. A library reads an environment variable when it is loaded. After that, only a function of the library changes
-the number of threads.
+If each worker has pools with one thread per CPU, the workers slow each other down: torch.sum of 300,000 numbers takes
+five times as long. A library reads its environment variable only when it is loaded. After that, the number of threads
+can be changed only by calling a function of the library.
 
     fresh interpreter   has the variables from the start, and calls the functions after it has unpickled the dataset
     forked worker       sets the variables, and calls the functions, which `look_up` has found before the fork
@@ -102,7 +102,7 @@ def stop_openblas() -> None:
 
 
 def limit() -> None:
-    """Limits the threads of all libraries in this worker, now and later. `worker_init_fn` may override this."""
+    """Limits the threads of all libraries, even those loaded later. `worker_init_fn` may override the limit."""
     most = look_up()
     if not most:
         return

@@ -4,9 +4,9 @@
     a member:  its header | its content | zeros up to a multiple of 512
     the end:   zeros
 
-If a member's name is too long for its header, or is not ASCII, the member is preceded by one that holds the name. The
-kind of that member is L (GNU) or x (POSIX); kind x consists of lines of the form `length key=value`. Other modules
-reject compressed archives.
+If a member's name is too long for its header, or is not ASCII, an extra member that holds the name comes first. The
+kind of the extra member is L (GNU) or x (POSIX). The content of kind x is lines of the form `length key=value`.
+Other modules reject compressed archives.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GNU_NAME, _GNU_LINK, _GNU_SPARSE, _PAX, _PAX_FOR_ALL = b"L", b"K", b"S", b"x", 
 
 
 class TarPart(AnyFile):
-    """A part of a tar file, held in memory. Offsets count from the file's start. `size` is where the part ends."""
+    """A part of a tar file, held in memory. Offsets count from the file's start, and `size` is the end offset."""
 
     __slots__ = ("_raw", "_start")
 

@@ -8,8 +8,8 @@ There are three kinds: `penstock.index`, the indexes of wids (a part of webdatas
     and CRC-32 of one header, the size and CRC-32 of its compressed positions, and a description of its damage
     positions of each tar: distances between samples in units of 512 bytes, 4 bytes each, compressed by zlib
 
-An entry is used for a tar of the same size that has either the same ETag or, at the stored offset, the same header.
-This is enough, because each header is checked again when the sample is read.
+An entry is used only if the tar still has the stored size, and either the stored ETag or, at the stored offset, a
+header with the stored CRC-32. This is enough, because each header is checked again when the sample is read.
 
 wids writes a JSON file with the number of samples in each tar. DALI writes a text file for each tar, `NAME.idx`:
 
@@ -227,7 +227,7 @@ class Beside:
         return dali_index(file)
 
     def all_others(self, files: Sequence[AnyFile]) -> None:
-        """Warns if building the missing indexes of these tars downloads more than `_MUCH` bytes."""
+        """Warns if more than `_MUCH` bytes must be downloaded to build the missing indexes of these tars."""
         remote = [file for file in files if isinstance(file, RemoteFile)]
         nbytes = sum(file.size for file in remote)
         if self._warns and nbytes > _MUCH and not is_worker_process():

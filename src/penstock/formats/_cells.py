@@ -380,7 +380,7 @@ def is_tokens(kind: Any) -> bool:
 
 
 def list_lengths(array: Any) -> NDArray[np.int64]:
-    """Returns the number of elements of each list in a column (0 for a null), from the lists' offsets."""
+    """Returns the number of elements of each list in a column, or 0 for a null."""
     edges = _edges(array, "i8" if kinds.is_large_list(array.type) else "i4", len(array.values))
     lengths, valid = np.diff(edges).astype(np.int64), _valid(array)
     return lengths if valid is None else lengths * valid

@@ -1,10 +1,10 @@
-"""Decides what `penstock profile` tries next and what it recommends, with pure functions of the trials so far.
+"""Decides what `penstock profile` tries next and what it recommends. All functions here are pure.
 
 The trials are, in this order:
 
     1  the plain loop, without workers
     2  two threads and two processes, and then twice as many of each as long as doubling helps
-    3  50 % more and 25 % fewer workers than the best number so far (if that is 2, only 1 worker)
+    3  25 % fewer and 50 % more workers than the best number so far; if this number is 2, only 1 worker
 
 If processes are not faster than the same number of threads, larger numbers of processes are tried only above the
 number at which threads stop scaling. For a stream with one reader, only one thread and one process are tried. As soon
@@ -21,19 +21,19 @@ from penstock._system.platform import HAS_PROCESSES
 from penstock.stats._units import count, seconds, share
 
 HELPS = 1.1
-"""More workers are tried if the last increase made loading this many times faster. Timings vary by a few percent."""
+"""More workers are tried while each increase gives more than this speedup. Timings vary by a few percent."""
 
 SCALES = 0.8
-"""Threads scale while the rate per thread is at least this share of the rate per thread in their first trial."""
+"""Threads count as scaling while the rate per thread is above this share of its value in the first threaded trial."""
 
 AS_GOOD = 0.95
-"""A trial with at least this share of the best rate counts as equally fast, so that fewer workers are preferred."""
+"""A trial with at least this share of the best rate counts as equally fast. Fewer workers are then preferred."""
 
 NOT_WAITING = 0.01
 """The training loop is the bottleneck if it waits for data for less than this share of the time."""
 
 SHORT = 0.001
-"""If loading a batch takes less than this many seconds, workers that load during the training step gain nothing."""
+"""If the plain loop loads a batch in less than this many seconds, loading during the training step gains nothing."""
 
 
 class Choice(NamedTuple):
@@ -117,7 +117,7 @@ def _scales(rates: dict[Choice, float], workers: int, begin: int) -> bool:
 
 
 def _best(done: Sequence[Trial]) -> Trial:
-    """Returns the fastest trial. Among equally fast ones, prefers fewer workers, and threads to processes."""
+    """Returns the fastest trial. Among equally fast ones, prefers fewer workers, then threads over processes."""
     fastest = max(trial.rate for trial in done)
     as_good = [trial for trial in done if trial.rate >= AS_GOOD * fastest]
     return min(as_good, key=lambda trial: (trial.choice.workers, trial.choice.backend == "process"))

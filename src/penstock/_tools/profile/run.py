@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _of_its_guest(subject: Subject, trials: Sequence[Trial]) -> Iterator[str]:
-    """For a torch dataset, yields the best settings for `penstock.torch`, which has no worker threads."""
+    """For a torch dataset, yields the best settings of `penstock.torch.DataLoader`, whose workers are processes."""
     guest, best = guest_of(type(subject.dataset)), best_processes(trials)
     if guest is not None and best is not None:
         call = settings(best.choice, subject).replace("penstock.", f"penstock.{guest}.")
@@ -117,7 +117,7 @@ def _of_its_guest(subject: Subject, trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def _is_of_user(error: BaseException) -> bool:
-    """True if an error comes from the user's code, so that its traceback is worth showing."""
+    """True if an error comes from the user's code. If so, the user needs the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(not is_ours(frame.filename) for frame in frames) or error.__cause__ is not None
 

@@ -1,20 +1,21 @@
 """The board: a table of tasks in shared memory, from which worker processes take tasks by themselves.
 
-A free worker need not wait for the parent, which may be busy with a training step, and a task never waits behind a
-slow one in the queue of a single worker.
+So a free worker need not wait for the parent, which may be busy with a training step. And no task waits in the queue
+of one worker, behind a slow task.
 
 - To post a task, the parent writes a notice (the task's record) into a slot, marks the slot OPEN, and sends a token
   (slot, seq) through a pipe that all workers read. Reading the token orders the parent's writes before the worker's
   reads, on any processor. Tokens are read in the order of posting; the only reader of a stream relies on this.
-- Only a claim decides which worker gets the task. A claim changes OPEN to CLAIMED under a record lock on one byte of
-  the board's file. The kernel releases the lock if the holder dies. The token of a rescinded task claims nothing,
-  because the slot is free or holds another seq, but the token's reader holds the lock for a moment. Therefore a claim
-  waits for the lock: if it gave up, the task would stay open without a token.
+- The worker that reads a token claims the task. A claim changes OPEN to CLAIMED under a record lock on one byte of
+  the board's file. The kernel releases the lock if the holder dies. If the task was rescinded, the claim fails,
+  because the slot is free or holds another seq. But even a failing claim holds the lock for a moment. Therefore
+  claims wait for the lock: if a claim gave up, its task would stay open without a token.
 - When a worker has died, the board shows which slot the worker had claimed. The parent sends tokens again for all
   open tasks, in case the worker died after reading a token.
 - A leave is a request that any one worker exit. A worker exits if more leaves are wanted than taken. It checks this
   before it reads a token, so it never exits while it holds a token or a task. A token that names no task wakes a
-  waiting worker. Workers take leaves, and the parent withdraws them, under a lock. The board records who took one.
+  waiting worker. A lock is held while a worker takes a leave, or the parent withdraws leaves. The board records which
+  workers took leaves.
 
 The file has far more slots than are ever used, but it is sparse: a page takes memory only once it is written to.
 """

@@ -87,7 +87,7 @@ def _left_after_a_trial() -> frozenset[_Thread]:
 
 
 def _others() -> frozenset[_Thread]:
-    """Returns the live threads except the caller's and jemalloc's, because jemalloc's are harmless in a fork."""
+    """Returns the other live threads, without those of jemalloc, which are harmless in a fork."""
     tasks = os.listdir("/proc/self/task")
     if len(tasks) == 1:
         return frozenset()

@@ -1,16 +1,16 @@
-"""Starts worker processes as forks of this one, as new interpreters (spawn), or as forks of a template (forkserver).
+"""Starts worker processes by fork, by spawn (new interpreters), or by forkserver (forks of a template process).
 
 Every worker depends on the lifeline, a pipe whose write end only the parent holds. When the parent dies or closes the
 write end, the kernel kills all processes that have armed the read end (see `process.py`).
 
-To stop the workers, the caller closes the token pipe, over which tasks are announced, so that idle workers exit. The
-caller waits for the workers, kills those that do not exit, and then closes the handles and the launcher, in any
-order. The last of these to be closed also closes the lifeline. So `Launcher.close` kills no worker that is about to
-exit, and no worker outlives its handle.
+To stop the workers, the caller closes the pipe that announces tasks, so that idle workers exit. The caller waits for
+the workers, kills those that do not exit, and then closes the workers' handles and the launcher, in any order. When
+the last of them is closed, the lifeline is closed as well. So `Launcher.close` kills no worker that is about to exit,
+and no worker outlives its handle.
 
 A fresh interpreter becomes either a spawned worker or the template, which forks workers on request. Neither imports
 `__main__`, so a program needs no `if __name__ == "__main__"`. The template unpacks the payload (the job with its
-dataset) once, and all its workers share this copy. Template and parent talk over a socket:
+dataset) once, and all its workers share this copy. Template and parent communicate over a socket:
 
     at the start   READY | UNFORKABLE, with the reason | FAILED, with the exception
     request        START number, child | REAP pid
@@ -70,10 +70,10 @@ enter(boot, role, number, child)
 class Launcher:
     """Starts workers that run `main(number, payload, fds)`. The descriptors have the same numbers in the workers.
 
-    With spawn and forkserver, the constructor pickles the payload. If that fails, it raises UnshippableDataset before
-    any process has started. `explicit` is True if the program named the start method; the program is then warned if
-    penstock must use another one. The launcher adds itself to the list `among` before it acquires any resource, so
-    that the caller can always close the launcher (see `_system/interrupts.py`).
+    With spawn and forkserver, the constructor pickles the payload. If pickling fails, UnshippableDataset is raised
+    before any process has started. `explicit` is True if the program named the start method. The program is then
+    warned if penstock must use another method. The launcher adds itself to the list `among` before it acquires any
+    resource, so that the caller can always close the launcher (see `_system/interrupts.py`).
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Launcher:
         os.write(self.own["boot"], marshal.dumps(boot))
 
     def start(self, number: int) -> WorkerProcess:
-        """Starts a worker. With forkserver, first waits for the template, and raises an error if that has failed."""
+        """Starts a worker. With forkserver, first waits for the template, and raises if the template has failed."""
         if self._closed or self.owner != os.getpid():
             raise InternalError(
                 f"worker {seat_of(number)} cannot be started: its launcher is closed, or belongs to another process"
@@ -283,7 +283,7 @@ class Template(Handle):
         )
 
     def _ask(self, *request: int) -> tuple[int, list[int]] | None:
-        """Sends the request, if any. Returns its answer (pid or exit code, pidfds), or None if the template died."""
+        """Sends the request, if any. Returns the template's answer: (number, pidfds), or None if it has died."""
         with self._talk:
             # A template that was replaced has a closed handle, and the number of its link may be another file's.
             if not self._usable():

@@ -66,7 +66,7 @@ _told: set[bool] = set()
 
 
 def give_up_templates(obstacle: str, *, asked: bool) -> None:
-    """Makes spawn the default instead of forkserver. Reports it once: as a warning if `asked`, else in the log."""
+    """Makes spawn the default instead of forkserver. If `asked`, warns about this once; otherwise logs it once."""
     global _without_fork
     _without_fork = "spawn"
     if asked in _told:
@@ -86,9 +86,9 @@ def give_up_templates(obstacle: str, *, asked: bool) -> None:
 
 
 def _asked(asked: Any) -> tuple[str | None, bool]:
-    """Returns the requested start method, and True unless the request is another library's context.
+    """Returns the requested start method, and a bool that is False only for another library's context.
 
-    The method is None if none was requested, or if the context has no method that penstock knows.
+    The method is None if none was requested, or if penstock does not know the context's method.
     """
     if asked is None:
         return None, True

@@ -237,7 +237,7 @@ def fate(exitcode: int | None) -> tuple[str, str]:
 
 
 def phrase(pid: int, exitcode: int | None) -> str:
-    """Returns torch's two messages about a dead worker in one sentence, because programs may search for either."""
+    """Returns both of torch's messages about a dead worker as one text, because programs may search for either."""
     said = f"DataLoader worker (pid(s) {pid}) exited unexpectedly"
     if exitcode is None or exitcode == UNKNOWN:
         return f"{said}."
@@ -286,7 +286,7 @@ def live(
     lifeline: int | None = None,
     sentinel: int = -1,
 ) -> NoReturn:
-    """Runs `main` and exits, without running the parent's cleanup code. Only forked processes pass `lifeline`."""
+    """Runs `main` and exits, without running the parent's cleanup code. Only forks are given a `lifeline`."""
     code = 1
     try:
         if lifeline is not None:

@@ -1,7 +1,7 @@
 """The worker on a node. It runs in the main thread of an actor's process, and serves one driver over one link.
 
 A second thread receives frames. So while the main thread runs the user's code, the worker can still report its stack,
-and its process can end soon after the connection does.
+and can exit soon after the connection has ended.
 """
 
 from __future__ import annotations

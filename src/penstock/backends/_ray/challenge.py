@@ -10,7 +10,7 @@ A proof is the HMAC-SHA256 of PREFACE, the prover's role and both nonces, with t
 new for each connection, so a recorded proof is worthless in another connection. The roles differ, so a proof that is
 sent back to the prover proves nothing.
 
-Each end is a state machine. Messages may arrive in pieces of any size:
+Each end is a state machine. Each state waits for this many bytes, which may arrive in pieces of any size:
 
     Driver   GREETED: 41 bytes -> PROVED: 36 bytes -> TOLD: as many as the worker has announced -> DONE
     Worker   GREETED: 73 bytes -> LET_IN: 1 byte -> DONE

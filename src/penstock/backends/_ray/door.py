@@ -2,13 +2,13 @@
 
 One thread accepts all connections and does their handshakes, without waiting for any of them. A connection is a
 *stranger* until the other end has proved that it has the token. Then the connection becomes a link with its own
-thread. A stranger costs a descriptor and a few hundred bytes, for at most ten seconds, and there are at most MOST:
+thread. A stranger takes a descriptor and a few hundred bytes for at most ten seconds. At most MOST are allowed:
 
-- If there are too many strangers, the door drops one at random from the network address that has the most. So a
+- If there are more, the door picks the network address with the most strangers, and drops one of them at random. So a
   machine that floods the door displaces its own connections. A worker on that machine gets in eventually, because it
-  keeps trying, and each attempt may be spared. (If the oldest stranger were dropped, fast connections would shut the
-  worker out for good. If the newest were dropped, silent connections would do so.)
-- Before a stranger is dropped, the bytes that it has sent are read.
+  keeps trying. (If the oldest stranger were dropped, fast connections would shut the worker out for good. If the
+  newest were dropped, silent connections would do so.)
+- Before the door drops a stranger, it reads the bytes that the stranger has sent: they may contain the proof.
 - If there is no descriptor or memory for another connection, the door drops a stranger and pauses accepting.
 """
 
@@ -240,7 +240,7 @@ class Door:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def leave_to_parent(self) -> None:
-        """Closes the port and the strangers in a forked child. In the parent, they stay open."""
+        """Closes the port and the strangers' connections in a forked child. In the parent, they stay open."""
         for sock in (self._listener, *(stranger.sock for stranger in self.strangers.values())):
             with suppress(OSError):
                 os.close(sock.detach())

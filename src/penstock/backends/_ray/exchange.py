@@ -4,8 +4,8 @@ Each connection has a thread that receives batches directly into the slabs (the 
 next task. So workers are busy while the caller is in its training step. The caller's thread and these threads share
 one `Exchange`.
 
-Only the thread of a worker's connection reports that the worker is lost, as its last act. So once the engine knows of
-the loss, no byte from that worker is written to a slab any more, even if the worker is alive.
+When a worker is lost, the thread of its connection reports the loss, and then ends. So once the engine knows of the
+loss, no more bytes from that worker are written to a slab, even if the worker is still alive.
 """
 
 from __future__ import annotations
@@ -315,14 +315,14 @@ class Exchange:
         return seq, steps
 
     def _silent_nodes(self) -> dict[str, float]:
-        """Maps each silent node to the seconds of its silence. After a minute, a node is tried again."""
+        """Returns how many seconds each silent node has been silent. After a minute, a node is tried again."""
         now = time.monotonic()
         with self._lock:
             self._silent = {node: since for node, since in self._silent.items() if now < since + _SILENT}
             return {node: now - since for node, since in self._silent.items()}
 
     def _kill(self, remotes: list[RemoteWorker]) -> None:
-        """Cuts the connections and makes Ray kill the workers. Waits at most 1 s, because the cluster may be gone."""
+        """Disconnects workers and makes Ray kill them. Waits at most 1 s, because the cluster may be gone."""
         for remote in remotes:
             if remote.link is not None:
                 remote.link.cut()

@@ -3,7 +3,7 @@
     task     WAITING --deal--> AT a worker --answering--> ARRIVING --answered--> forgotten
              WAITING --rescind--> forgotten
              AT a worker --rescind--> VOID --answering, answered--> forgotten
-             AT a worker, ARRIVING, VOID --lose--> the oldest is blamed and forgotten, the others WAIT, unless VOID
+             AT a worker, ARRIVING, VOID --lose--> forgotten if it is the worker's oldest task or VOID, else WAITING
     worker   COMING --join--> idle or at work --leave--> gone        any --halt--> HALTED --lose--> gone
 
 Tasks wait at the driver for the next free worker. A worker whose tasks are quick gets a second task, so that it does
@@ -107,7 +107,7 @@ class Ledger:
         return None
 
     def _sort(self, worker: int) -> None:
-        """Records whether a worker is free or may get a second task (never while an exit request is open)."""
+        """Records whether a worker is free, or may get a second task (none may while an exit request is open)."""
         self._free.pop(worker, None)
         self._ready.pop(worker, None)
         if worker in self._halted:
@@ -135,7 +135,7 @@ class Ledger:
             self._sort(worker)
 
     def lose(self, worker: int) -> int | None:
-        """Removes a dead worker. Returns the task that it may have been running. Its other tasks wait again."""
+        """Removes a dead worker. Returns the task it may have been running. The worker's other tasks wait again."""
         hand = self._hands.get(worker, deque())
         first = hand[0] if hand and hand[0] not in self._void else None
         for at, seq in enumerate(hand):

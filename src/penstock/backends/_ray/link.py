@@ -36,7 +36,7 @@ DRIVER_PATIENCE, WORKER_PATIENCE = 10_000, 60_000  # milliseconds
 _LARGE = 1 << 16  # bytes
 
 GARBLED = (OSError, EOFError, ValueError, LookupError, OverflowError, struct.error, MemoryError)
-"""Errors raised by a malformed frame or by the end of the connection. Each of them ends the connection."""
+"""Errors raised if a frame is malformed or the connection is lost. After any of them, the link is closed."""
 
 _MOST_PARTS = 512  # in one system call (IOV_MAX is 1024)
 _ZEROS = (0,) * 5

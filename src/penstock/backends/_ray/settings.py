@@ -10,7 +10,7 @@ from penstock._work.job import Job
 from penstock.backends._base import Backend
 
 PATIENCE = 10.0
-"""The default `patience`: seconds without a started worker after which the backend raises an error."""
+"""The default `patience`: if no worker starts within this many seconds, the backend raises an error."""
 
 # Options of actors, by Ray's names; the last is ours.
 NAMES = ("num_cpus", "num_gpus", "memory", "resources", "runtime_env", "scheduling_strategy", "patience")
