@@ -1,7 +1,7 @@
 """The board: a table of tasks in shared memory, from which worker processes take tasks by themselves.
 
-So a free worker need not wait for the parent, which may be busy with a training step. And no task waits in the queue
-of one worker, behind a slow task.
+So a free worker need not wait for the parent, which may be busy with a training step. And no task waits behind a slow
+task in the queue of one worker.
 
 - To post a task, the parent writes a notice (the task's record) into a slot, marks the slot OPEN, and sends a token
   (slot, seq) through a pipe that all workers read. Reading the token orders the parent's writes before the worker's

@@ -6,8 +6,8 @@ thread. A stranger takes a descriptor and a few hundred bytes for at most ten se
 
 - If there are more, the door picks the network address with the most strangers, and drops one of them at random. So a
   machine that floods the door displaces its own connections. A worker on that machine gets in eventually, because it
-  keeps trying. (If the oldest stranger were dropped, fast connections would shut the worker out for good. If the
-  newest were dropped, silent connections would do so.)
+  keeps trying and the choice is random. (If the oldest stranger were dropped, fast connections would shut the worker
+  out for good. If the newest were dropped, silent connections would do so.)
 - Before the door drops a stranger, it reads the bytes that the stranger has sent: they may contain the proof.
 - If there is no descriptor or memory for another connection, the door drops a stranger and pauses accepting.
 """
