@@ -1,4 +1,4 @@
-"""`penstock.prefetch`, whose thread reads batches ahead from any iterable into recycled memory."""
+"""`penstock.prefetch`, which reads batches ahead from any iterable in a thread, into recycled memory."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class Prefetcher:
         return taken
 
     def _take(self) -> Any:
-        """Returns the next batch, END, or a NoBatch with an error. Lets the thread read another batch."""
+        """Returns the next batch, END, or a NoBatch with an error. The thread may then read another batch."""
         if self._gate.stopped and not self._closed:  # this object was in a cycle, and a finalizer brought it back
             self._ended_by = "the garbage collector"
         stopwatch = self._crew.stopwatch
@@ -203,7 +203,7 @@ class Prefetcher:
 
     @property
     def _can_begin(self) -> bool:
-        """True if a new pass over the source can start: the first one, or one that restarts the source."""
+        """True if a pass over the source can start: none has started yet, or the source can be restarted."""
         # At its end a generator is exhausted. Other iterators may start again when iter() is called.
         over = self._over and not isinstance(self._source, Generator)
         return self._producer.wanted is None or over or self._producer.can_restart

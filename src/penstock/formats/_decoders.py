@@ -131,7 +131,7 @@ def decoders(decode: bool | Mapping[str, Decoder | None], chosen: bool = True) -
 
 
 def same_ends(end: str) -> tuple[str, ...]:
-    """Returns an extension, and the other extensions of the same kind of file, such as jpg and jpeg."""
+    """Returns the extension and its synonyms, such as jpeg for jpg."""
     return next(((end, *(each for each in group if each != end)) for group in _SAME if end in group), (end,))
 
 
@@ -214,7 +214,8 @@ def writes_directly(functions: Mapping[str, Decoding | None], empty: Empty) -> b
 def gathered(make: Callable[[Allocate], Iterable[dict[str, Any]]], count: int, empty: Empty) -> Any:
     """Returns a batch of `count` samples, which `make(allocate)` yields one by one.
 
-    Returns NotImplemented if the samples differ in their fields, or in which of their fields are written directly.
+    Returns NotImplemented if the samples have different fields, or if a field is written directly for only some
+    samples.
     """
     outs: dict[str, NDArray[Any]] = {}
     written: Counter[str] = Counter()
@@ -242,7 +243,7 @@ def gathered(make: Callable[[Allocate], Iterable[dict[str, Any]]], count: int, e
 
 
 SIZED = frozenset((np.ndarray, dict))
-"""Types of values that may be larger than the bytes they were decoded from: arrays, and dicts of arrays."""
+"""Types whose values may be larger than the bytes that they were decoded from: arrays, and dicts of arrays."""
 
 
 def nbytes_of(value: Any) -> int:

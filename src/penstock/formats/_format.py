@@ -30,7 +30,7 @@ from penstock.source._array import checked_keys
 from penstock.source._dataset import Dataset, remove_bypass, sliced
 
 BLOCK = 8 << 20
-"""The approximate size in bytes of a block, and of a remote request, if files have no blocks of their own."""
+"""The approximate size in bytes of blocks and remote requests, in formats whose files have no blocks of their own."""
 
 
 class FileRows(NamedTuple):
@@ -99,7 +99,7 @@ class Format(Dataset[Any]):
         self.files = find_files(paths, self.suffixes, name, Access.of(name, files))
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Shows the `**files` arguments in a subclass's signature, for `help`, completion and `penstock.open`."""
+        """Lists the keywords of `**files` in a subclass's signature, for `help`, completion and `penstock.open`."""
         super().__init_subclass__(**keywords)
         for name in ("__views__", "__gather__"):
             remove_bypass(cls, name, ("sample", "samples"))

@@ -2,9 +2,9 @@
 
     index.json:  for each chunk: name, number of samples, size; for all samples: structure as a tree, leaf formats
     a sample:    the size of each leaf (4 bytes each) | the leaves
-    or:          after the head of the chunk, an Arrow file with a row per sample | its length (4) | end marker (8)
 
-`_sharded.py` describes the layout of a chunk. Token datasets store the ids of all samples one after the other.
+`_sharded.py` describes the layout of a chunk. Token datasets store the ids of all samples one after the other. In
+some chunks, the samples are rows of an Arrow file, which is followed by its length (4 bytes) and an end marker (8).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """`Megatron` reads Megatron-LM's indexed datasets: a `.bin` with ids, and an `.idx` with the starts of sequences.
 
     the .idx:  MMIDIDX and two zeros | version (8 bytes) | dtype code (1) | number of sequences (8) | n (8)
-               length of each sequence (4) | offset of each in the .bin (8) | n indices of sequences (8): the first
-               of each document, and the end | for some datasets, one more byte for each sequence
+               | length of each sequence (4) | offset of each sequence in the .bin (8)
+               | n sequence numbers (8): the first sequence of each document, then the total number of sequences
+               | in some datasets, one more byte for each sequence
 
 Numbers are little-endian. The sequences fill the .bin without gaps.
 """
@@ -145,7 +146,7 @@ def idx_path(path: FilePath | AnyFile) -> FilePath | AnyFile:
 
 
 def dtype_beside(file: AnyFile) -> np.dtype[Any] | None:
-    """Returns the dtype of a local `.bin` according to the `.idx` beside it, or None without a valid `.idx`."""
+    """Returns the dtype that the `.idx` beside a local `.bin` names, or None if there is no valid `.idx`."""
     stem, end = os.path.splitext(file.path)
     if end != ".bin" or not isinstance(file, File):
         return None

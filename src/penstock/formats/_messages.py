@@ -3,7 +3,7 @@
     file:     "ARROW1\\0\\0" | stream | footer | length of the footer | "ARROW1"
     stream:   message with the schema | messages with dictionaries or record batches | end
     message:  ffffffff | length of the metadata (4 bytes) | metadata | body
-              (before Arrow 0.15 without ffffffff; a length of 0 is the end)
+              (a length of 0 marks the end; before Arrow 0.15, there was no ffffffff)
 
 The metadata is a FlatBuffer with the table `Message`, whose fields are version, header type, header, and body length.
 If the header type is RecordBatch, the first field of the header is the number of rows, and the fourth field exists
@@ -147,7 +147,7 @@ def count_batches(file: AnyFile, look: Look) -> int:
 
 
 def _named(file: AnyFile, look: Look) -> tuple[list[MessageRange], list[MessageRange]]:
-    """Reads two lists of byte ranges from the footer: the metadata of dictionaries, and that of record batches."""
+    """Reads the byte ranges of the metadata from the footer: those of dictionaries, and those of record batches."""
     (length,) = struct.unpack("<i", look(file.size - 10, file.size - 6))
     if not 8 < length <= file.size - 10:
         raise struct.error

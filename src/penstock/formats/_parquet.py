@@ -166,7 +166,7 @@ class _Text:
         found = [chunk for chunk in chunks if chunk.type == "BYTE_ARRAY" and chunk.has_dictionary]
         self.paths, self._values = [chunk.path for chunk in found], sum(chunk.values for chunk in found)
         self.may_exceed = sum(chunk.values * chunk.nbytes for chunk in found) > self._allowed
-        """False if the strings cannot exceed the limit, even if each string were as large as its whole column."""
+        """False if the strings fit within the limit even in the worst case: each one as large as its whole column."""
 
     def check(self, opened: Any, name: str) -> None:
         """Raises SampleTooLarge if the decoded strings are too large. `opened` must use `read_dictionary`."""
@@ -242,14 +242,14 @@ class _Ends:
         self._edges = np.concatenate([[0], sizes.cumsum()])
 
     def __getitem__(self, number: int) -> bytes:
-        """Returns the final bytes of a file, or b"" if the file is local or its end was left out (see `_SENT`)."""
+        """Returns the final bytes of a file, or b"" if they are not stored: for a local file, or beyond `_SENT`."""
         return self._all[self._edges[number] : self._edges[number + 1]].tobytes()
 
 
 def _footer(file: AnyFile) -> Mapping[str, NDArray[Any]]:
-    """Returns what `_described` returns and, for a remote file, the file's final bytes as `end`.
+    """Returns the result of `_described`, which is stored if a local file has a large footer.
 
-    For a local file with a large footer, the result is stored.
+    For a remote file, adds the file's final bytes as `end`.
     """
     if not isinstance(file, RemoteFile):
         (length,) = _LENGTH.unpack(_checked(file, file.read(max(0, file.size - 8), min(8, file.size)))[-8:-4])
@@ -259,7 +259,7 @@ def _footer(file: AnyFile) -> Mapping[str, NDArray[Any]]:
 
 
 def _end(file: AnyFile) -> bytes:
-    """Returns the footer and the eight bytes after it, in one request unless the footer is large."""
+    """Reads the footer and the eight bytes after it. This takes one request unless the footer is large."""
     some = min(file.size, _TAIL)
     end = _checked(file, file.peek(file.size - some, some))
     (length,) = _LENGTH.unpack(end[-8:-4])

@@ -30,7 +30,7 @@ def fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
 
 
 def numbers(message: memoryview, wire_type: int) -> Iterator[Any]:
-    """Yields the numbers, packed or not, of a message that has only field 1. For `FOUR`, yields raw buffers."""
+    """Yields the numbers of a message with only field 1, packed or not. `FOUR` values are yielded as bytes."""
     for field, found_type, found in fields(message):
         if field != 1 or found_type not in (wire_type, BYTES):
             raise MessageError(f"a list of numbers has a field {field} of wire type {found_type}")

@@ -53,8 +53,8 @@ def find_samples(file: AnyFile) -> Arrays:
 
     - `starts` holds the offset of each row, followed by the end of the last one.
     - `apart` holds pairs of rows with the same key. The first row of each pair cannot be read.
-    - `fault` is present if the tar is damaged. It holds the offset of the damage, and the index of the last row,
-      which stands for everything that cannot be read.
+    - `fault` is present if the tar is damaged. It holds the offset of the damage, and the index of the last row.
+      That row stands for everything that cannot be read.
     """
     refuse_compressed(file)
     archive, samples = FaultRaisingFile(file), TarSamples()
@@ -118,7 +118,7 @@ class TarSamples:
 
 
 def follow(archive: AnyFile, at: int) -> None:
-    """Raises the error that describes the damage at the offset `at` of a tar."""
+    """Reads a damaged tar at the offset `at`, to raise the error that describes the damage."""
     member = member_at(archive, at)
     if member is None:
         _check_rest(archive, at)

@@ -107,9 +107,9 @@ class Tar(Extents):
     def _warn_of_unused(self, decode: Mapping[str, Any]) -> None:
         """Warns if `decode` has an extension that the samples do not seem to have.
 
-        Compares the extensions with `fields` or, without `fields`, with the first members of the first tar, if that
-        is local. In the second case, extensions that penstock knows are not checked, because a dict for jpg and png
-        may be used for tars with only one of the two.
+        If `fields` is given, the extensions are compared with it. Otherwise they are compared with the first members
+        of the first tar, but only if this tar is local, and only extensions that penstock does not know. (A dict for
+        jpg and png may be used for tars that contain only one of the two.)
         """
         if self._read is not None:
             unused = unused_ends(decode, self._read)
@@ -217,7 +217,7 @@ class Tar(Extents):
         return sample
 
     def _left(self, left: int, value: Any, where: _Where) -> int:
-        """Returns how many of the `left` bytes remain after `value`. Raises SampleTooLarge if none remain."""
+        """Subtracts the size of `value` from the `left` bytes. Raises SampleTooLarge if none remain."""
         left -= nbytes_of(value)
         if left <= 0:
             assert self.max_sample_bytes is not None
@@ -275,9 +275,8 @@ class Tar(Extents):
 class BadRows:
     """The rows of a tar that cannot be read.
 
-    If the tar is damaged at the offset `byte`, these are all rows from `lost` on. They also include the rows in
-    `others`, whose samples have members elsewhere in the tar. `others` maps each such row to another row of the same
-    sample.
+    If the tar is damaged at the offset `byte`, no row from `lost` on can be read. A row in `others` cannot be
+    read because the members of its sample are not adjacent: `others` maps it to another row of the same sample.
     """
 
     def __init__(self, rows: int, lost: int, byte: int, others: dict[int, int]) -> None:

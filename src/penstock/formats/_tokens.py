@@ -188,9 +188,9 @@ class _MappedSamples:
     """Samples from files that are memory-mapped into one region of memory.
 
     The region is divided into units of equal size, and each sample begins at the start of a unit. If samples consist
-    of whole units (usually one), numpy's `take` copies them directly to their destination. Other samples,
-    which usually overlap, are first copied to a temporary array, because numpy cannot copy them directly into a given
-    array. The second copy is cheap, because the data is still in the processor's cache.
+    of whole units (usually one), numpy's `take` copies them directly to their destination. For other samples, which
+    usually overlap, numpy has no such function: they are first copied to a temporary array. The second copy is cheap,
+    because the data is still in the processor's cache.
     """
 
     def __init__(self, tokens: Tokens, memory: NDArray[np.uint8], begins: NDArray[np.int64]) -> None:
@@ -253,7 +253,7 @@ class _MappedSamples:
 
 
 class _PartlyMappedSamples:
-    """Samples from several files, some of them remote. Reads each batch that is not completely memory-mapped."""
+    """Samples from several files, some of them remote. A batch that is not completely mapped is read."""
 
     def __init__(self, tokens: Tokens, span: Span) -> None:
         self._span, self._read = span, _ReadSamples(tokens)

@@ -110,8 +110,8 @@ class ShardSampler(Sampler[int]):
     """Yields the keys of an `UncountedTar`: shards in random order, samples mixed within `window` consecutive shards.
 
     The order depends only on the number of samples in each shard, and on one random number per epoch. So with
-    `seed=`, the order is the same on all ranks and after a resume. It is similar to that of `shuffle="blocks"` with
-    one block per shard, but the first keys are known before all shards have been read.
+    `seed=`, the order is the same on all ranks and after a resume. It resembles the order of `shuffle="blocks"`
+    with one block per shard, but the first keys are known before all shards have been read.
     """
 
     def __init__(self, data: UncountedTar, window: int = WINDOW, shuffle: bool = True) -> None:

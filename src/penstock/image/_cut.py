@@ -27,7 +27,7 @@ class Box(NamedTuple):
         return 1
 
     def shrunk(self, times: int) -> tuple[Box, tuple[float, float]]:
-        """Returns the rounded box, and its exact size, in an image that is decoded at 1/`times` size."""
+        """Scales the box to an image decoded at 1/`times` size. Returns the rounded box, and its exact size."""
         # The exact box begins at the upper left corner of the rounded one; pixels beyond its size may be padding. A
         # box that begins inside a decoded pixel is moved to the pixel's edge: this is harmless, as its position is
         # random.
@@ -67,7 +67,7 @@ def centre_box(image: Size, crop: Size) -> Box:
 
 
 def random_box(image: Size, area: tuple[float, float], ratio: tuple[float, float], drawn: Sequence[float]) -> Box:
-    """Returns a random window. Its area and the logarithm of its ratio are uniformly distributed.
+    """Returns a random window. Its area and the logarithm of its aspect ratio are uniformly distributed.
 
     `area` holds the smallest and the largest share of the image that the window may cover. `ratio` holds the smallest
     and the largest ratio of width to height. `drawn` holds 2 + 2 * TRIES random numbers between 0 and 1.

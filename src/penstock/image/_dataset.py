@@ -66,7 +66,7 @@ class Images(Dataset[Any]):
         return (image, label) if self.labels else image
 
     def __gather__(self, keys: Any, empty: Empty) -> Any:
-        """Returns the same batch as collating the samples would. `empty(shape, dtype)` allocates the memory."""
+        """Returns the batch that collating the samples would give. `empty(shape, dtype)` allocates the memory."""
         return self._gathered((self.read(key) for key in each(keys)), len(keys), empty)
 
     def _gathered(self, stored: Iterable[StoredImage], count: int, empty: Empty) -> Any:

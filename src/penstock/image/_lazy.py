@@ -1,4 +1,4 @@
-"""PIL images that decode a JPEG when their pixels are first used, and only as much of it as is needed."""
+"""PIL images that decode a JPEG only when pixels are needed, and only the part that is needed."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def fresh(nbytes: int) -> Pixels:
 
 
 class JpegFile:
-    """An encoded JPEG, any part of which can be decoded.
+    """An encoded JPEG. Any part of it can be decoded.
 
-    The constructor raises ValueError for a JPEG that must be left to Pillow. If `exact` is False, parts may be
-    decoded at a reduced size, and resized by torch.
+    The constructor raises ValueError for a JPEG that must be left to Pillow. If `exact` is False, a part may be
+    decoded at a reduced size, and then resized by torch.
     """
 
     def __init__(self, data: bytes, name: object, exact: bool) -> None:
@@ -48,7 +48,7 @@ class JpegFile:
             return image.info
 
     def pixels(self, part: Excerpt, memory: GetScratch) -> Pixels:
-        """Decodes a part, with Pillow if the file is damaged."""
+        """Decodes a part. If the file is damaged, Pillow decodes it."""
         try:
             decoded = self._jpeg.decode(part.lower, 1, "rgb", memory)
         except ValueError:
@@ -62,8 +62,8 @@ class JpegFile:
     def resized(self, part: Excerpt, size: tuple[int, int], resample: Any) -> Pixels | None:
         """Decodes a part and resizes it, faster than Pillow does.
 
-        Returns None if pixels must be exact, if `resample` is not supported, or if the file is damaged. The part is
-        decoded at 1/2, 1/4 or 1/8 of its size if it is then still at least as large as `size`.
+        Returns None if pixels must be exact, if `resample` is not supported, or if the file is damaged. A large part
+        is decoded at 1/2, 1/4 or 1/8 of its size, but not smaller than `size`.
         """
         mode = _MODES.get(Image.Resampling.BICUBIC if resample is None else resample)
         if self._exact or mode is None:
@@ -94,10 +94,10 @@ class Excerpt(NamedTuple):
 
 
 class LazyImage(Image.Image):
-    """A PIL image that is a part of a JPEG, or was made from one. Pixels and `info` are read when first used.
+    """A part of a JPEG, or an image derived from it, as a PIL image. Pixels and `info` are read when first used.
 
-    While Pillow does not have the pixels (`_im` is None), `_stored` has them as an array, or has the part of the
-    file to decode.
+    Until Pillow has the pixels (`_im` is None), `_stored` is either an array of pixels, or the part of the file to
+    decode.
     """
 
     _file: JpegFile | None = None

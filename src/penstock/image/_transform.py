@@ -357,7 +357,7 @@ class Normalizer(NamedTuple):
             raise ValueError(f"the mean image must be of shape {wanted}, but its shape is {mean}.")
 
     def mean_of(self, before: Size, crop: Box, name: str) -> Array:
-        """Returns the part of the mean image for a crop of an image of size `before`."""
+        """Returns the part of the mean image for this crop. `before` is the size of the image before cropping."""
         mean = self.mean_image
         assert mean is not None
         size = mean.shape[1:] if self.planar else mean.shape[:2]

@@ -32,7 +32,7 @@ def _is_known(dtype: np.dtype[Any]) -> bool:
 
 
 KNOWN = MemoTable(_is_known)
-"""Maps a numpy dtype to True if a `jax.Array` can have this dtype, or a smaller one of the same kind."""
+"""Maps each numpy dtype to True if JAX supports it, possibly after narrowing (such as int64 to int32)."""
 
 
 class DevicePlacer:
@@ -42,7 +42,7 @@ class DevicePlacer:
     - `batch_size`: the number of rows in the global batch. It is None if this process holds all devices of the
       sharding: a batch may then have any number of rows.
     - `rows`: the rows of the global batch that this process makes, or None if it makes all of them.
-    - `cast`: the loader's cast, for Python's numbers, which workers do not convert.
+    - `cast`: the loader's cast. It is applied here only to Python numbers, which workers do not convert.
     """
 
     def __init__(self, sharding: Any, batch_size: int | None, rows: LocalRows | None, cast: Cast | None) -> None:
@@ -83,11 +83,11 @@ class DevicePlacer:
         return unflatten(spec, leaves)
 
     def rows_in_all(self, rows: int) -> int:
-        """Returns the number of rows in the global batch, of which this process has made `rows`."""
+        """Returns the number of rows in the global batch. `rows` is how many this process has made."""
         return self._batch_size or rows
 
     def mask(self, rows: int, pad: int) -> jax.Array:
-        """Returns a mask that is False for the last `pad` of `rows` rows. It is split like a batch."""
+        """Returns a mask of `rows` rows, the last `pad` of which are False. The mask is split like a batch."""
         mask = np.arange(rows) < rows - pad
         if self.sharding is None:
             return jax.device_put(mask)

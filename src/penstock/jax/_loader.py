@@ -157,7 +157,7 @@ _WHY = 'JAX has 64-bit numbers only after jax.config.update("jax_enable_x64", Tr
 
 
 def _cast(dtype: Any, casting: str) -> Cast | None:
-    """Returns how workers convert numbers. JAX would narrow 64-bit numbers only after all bytes have been moved."""
+    """Returns how workers convert numbers. They narrow 64-bit numbers, which JAX would do only after copying."""
     others = () if jax.dtypes.canonicalize_dtype(np.int64) == np.int64 else _NARROWER
     extra = {
         name: np.dtype(kind) for name, kind in vars(ml_dtypes).items() if isinstance(kind, type) and _is_dtype(kind)
@@ -192,7 +192,10 @@ def _shard(shard: Any, sharding: Any) -> Any:
 
 
 def _last_batch(dataset: Any, given: dict[str, Any], sharding: Any) -> Any:
-    """Returns `last_batch`, or "pad" if it is None and the end is known in advance: batches then have one shape."""
+    """Returns `last_batch`. If it is None and the epoch's end is known in advance, returns "pad".
+
+    All batches then have the same shape.
+    """
     choice, by_size = given["last_batch"], given["batch_size"] is not None
     others = given["drop_last"], given["batch_sampler"] is not None, given["batch_tokens"] is not None
     if choice is not None or not by_size or any(others):
@@ -210,7 +213,7 @@ def _last_batch(dataset: Any, given: dict[str, Any], sharding: Any) -> Any:
 
 
 def _start_method(given: dict[str, Any]) -> Any:
-    """Returns `multiprocessing_context`, or "forkserver" in place of a default "fork", which JAX cannot survive."""
+    """Returns `multiprocessing_context`. A default of "fork", which JAX cannot survive, becomes "forkserver"."""
     context, name = given["multiprocessing_context"], given["backend"] or backends.DEFAULT
     takes_it = name in backends.known() and backends.registered(name).argument == "multiprocessing_context"
     if not takes_it or not given["num_workers"] or choose_method(context) != "fork":

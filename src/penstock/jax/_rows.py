@@ -27,7 +27,7 @@ def checked(sharding: Any) -> Sharding | None:
 
 
 def for_rank(sharding: Any, ndim: int) -> Any:
-    """Returns the sharding for an array of `ndim` axes, without the axes that the array does not have."""
+    """Returns the sharding for an array with `ndim` axes. Entries for axes that the array lacks are dropped."""
     if isinstance(sharding, NamedSharding) and len(sharding.spec) > ndim:
         spec = PartitionSpec(*tuple(sharding.spec)[:ndim])
         return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
@@ -46,11 +46,11 @@ def local_rows(sharding: Any, batch_size: int) -> LocalRows | None:
 
 
 def rows_of_processes(sharding: Any, batch_size: int) -> dict[int, LocalRows | None]:
-    """Returns, for each process with devices of the sharding, the rows that it loads, or None for all rows.
+    """Maps each process that has devices of the sharding to the rows that it loads. None means all rows.
 
-    Two processes load the same rows, or have no row in common. So everything that depends on the rows of a process,
-    such as the random numbers of a step, is the same in all processes that load a row. If the devices of two
-    processes have only some rows in common, both processes load the rows of both.
+    Two processes load either the same rows, or no row in common. So everything that depends on the rows of a process,
+    such as the random numbers of a step, is the same in all processes that load a row. If two processes need some
+    rows in common, each of them loads the rows of both.
     """
     try:
         tiles = for_rank(sharding, 1).devices_indices_map((batch_size,))

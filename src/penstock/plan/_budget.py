@@ -78,9 +78,9 @@ class BudgetWindows:
     samples as fit into the budget. The number of rows is rounded down to a multiple of `batch_multiple`, unless this
     gives 0. The last batch of a window takes the samples that are left.
 
-    A sample longer than `max_length` is an error, unless `truncates` is True: samples are then truncated to that
-    length later. Without `seed`, the batches stay sorted, from long to short. With a seed, they are shuffled, but the
-    batches that `ranks` ranks get in one step have about the same width.
+    A sample longer than `max_length` is an error, unless `truncates` is True: such samples are truncated later.
+    Without `seed`, the batches stay sorted, from long to short. With a seed, they are shuffled, but the batches that
+    `ranks` ranks get in one step have about the same width.
 
     >>> from penstock.plan._order import Sequential
     >>> windows = BudgetWindows(Sequential(5), LengthTable([4, 1, 2, 4, 2]), batch_tokens=8)
@@ -165,7 +165,7 @@ class BudgetWindows:
     def sequence(self, epoch: int, number: int, ranks: int) -> Int64s:
         """Returns the numbers of the window's batches in the order in which they are dealt.
 
-        Each step gets batches that are neighbours when all are sorted by width. If the number of batches is not a
+        In the list of batches sorted by width, the batches of a step are adjacent. If the number of batches is not a
         multiple of `ranks`, the batches with the shortest samples are left over, and come last.
         """
         n = len(self.cut(epoch, number).starts) - 1
@@ -288,10 +288,10 @@ class BudgetPlan(PlacedPlan):
     ranks, some samples are repeated as padding.) If `drop_last` is True, such a step is dropped at the end of the
     epoch.
 
-    After any step, the ranks have consumed all earlier windows and the first batches of the current window. Another
-    number of ranks can continue there: `start` is the code of this `Place`. The rest of the current window stays
-    arranged for the previous number of ranks, which is part of the place. Later windows are arranged for the new
-    number.
+    After any step, the ranks have consumed all earlier windows and the first batches of the current window. A
+    different number of ranks can continue from there: `start` is the code of this `Place`. The rest of the current
+    window stays arranged for the previous number of ranks, which is part of the place. Later windows are arranged
+    for the new number.
     """
 
     windows: BudgetWindows
@@ -417,7 +417,7 @@ class BudgetPlan(PlacedPlan):
         return self._sequences.get((epoch, window), lambda: self.windows.sequence(epoch, window, ranks))
 
     def _begin(self, window: int) -> tuple[int, int]:
-        """Returns the index of the plan's first batch in this window, and how many ranks the window is for."""
+        """Returns the index of the plan's first batch in this window, and the window's number of ranks."""
         start = Place.of(self.start)
         return (start.item, start.ranks) if window == start.window and start.item else (0, self.world)
 

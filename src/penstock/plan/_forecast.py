@@ -108,9 +108,9 @@ def _known(plan: ComputedPlan, epoch: int) -> Upcoming:
 class InnerForecast(Forecast):
     """The forecast for a wrapped dataset. Positions are the same as in the outer forecast.
 
-    `keys(outer_keys)` converts keys of the outer dataset to keys of the wrapped dataset, or to -1 if it does not have
-    them. `blocks()` returns how the blocks of the two datasets correspond, or None if that is unknown. `blocks` is
-    called only if its result is needed.
+    `keys(outer_keys)` converts keys of the outer dataset to keys of the wrapped dataset. A key that the wrapped
+    dataset does not have becomes -1. `blocks()` returns how the blocks of the two datasets correspond, or None if
+    that is unknown. `blocks` is called only if its result is needed.
     """
 
     def __init__(

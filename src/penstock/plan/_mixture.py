@@ -1,9 +1,9 @@
-"""Decides which source gives each sample of a mixture, and which of its samples the source gives.
+"""Decides which source each sample of a mixture comes from, and which of that source's samples it is.
 
 The shares are exact in every prefix: after n positions of a stage, a source of weight w has given floor(n * w) or
 ceil(n * w) samples. So sample j of the source must be at one of the positions floor(j / w) to ceil((j + 1) / w) - 1.
-They form the sample's *window* (a term from Pfair scheduling). docs/decisions/0051-mixtures.md shows why any page of
-positions can be scheduled without the others, with each sample in its window.
+These positions are the sample's *window* (a term from Pfair scheduling). docs/decisions/0051-mixtures.md shows why
+each page of positions can be scheduled independently, with every sample in its window.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def whole_weights(weights: Sequence[Fraction]) -> tuple[int, ...]:
 
 
 class MixturePage(NamedTuple):
-    """A range of positions: the source at each position, and how many samples that source has given before it."""
+    """For each position in a range: the source, and how many samples this source has given before the position."""
 
     sources: NDArray[np.int64]
     counts: NDArray[np.int64]
@@ -150,7 +150,7 @@ class Schedule:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns where each sample's window begins and ends, within the page that begins at position n.
 
-        `source` has the source of each sample, and `rank` the sample's index in this source, counted from `base`.
+        `source` has the source of each sample. `rank` has the sample's index in this source, counted from `base`.
         """
         done = [divmod(n * weight, UNIT) for weight in self.weights]
         ahead = np.array([before - count for before, (count, _) in zip(base, done, strict=True)])
@@ -197,8 +197,8 @@ def _rounded_up(
 ) -> list[int]:
     """Chooses which of the straddling samples are placed before the edge at position n. Returns their sources.
 
-    `before` and `after` are the positions of the known edges on both sides. Samples of the sources in `taken` are
-    placed before the edge `before`, and samples of the sources in `left` after the edge `after`.
+    `before` and `after` are the positions of the known edges on both sides. Samples of the sources in `taken` come
+    before the edge `before`. Samples of the sources in `left` come after the edge `after`.
     """
     # This is a schedule of its own: the first m slots are before the edge, and the others after it. The slots where a
     # sample may be are chosen such that the leaves on both sides can be filled.
@@ -232,7 +232,7 @@ def _rounded_up(
 
 
 def _earliest_due(first: Sequence[int], stop: Sequence[int]) -> list[int]:
-    """Assigns job i to one of the slots `first[i]` to `stop[i] - 1`. Each slot takes the available job due first."""
+    """Gives job i a slot from `first[i]` to `stop[i] - 1`. Each slot takes the available job that is due first."""
     size = len(first)
     by_first = sorted(range(size), key=first.__getitem__)
     found = _by_entry([first[i] for i in by_first], [stop[i] * size + i for i in by_first])
@@ -240,7 +240,10 @@ def _earliest_due(first: Sequence[int], stop: Sequence[int]) -> list[int]:
 
 
 def _by_entry(begins: list[int], entries: list[int]) -> list[int]:
-    """Gives each slot the smallest entry left that begins there or earlier. Appends to `begins`, which is sorted."""
+    """Gives each slot the smallest unused entry that may be placed there.
+
+    `entries[i]` may be placed in slot `begins[i]` or later. `begins` must be sorted. It is modified.
+    """
     size = len(begins)
     begins.append(size)
     ready: list[int] = []
@@ -261,7 +264,7 @@ def _by_entry(begins: list[int], entries: list[int]) -> list[int]:
 def _stir(
     slots: list[int], m: int, first: Sequence[int], stop: Sequence[int], odds: Sequence[float], key: int
 ) -> None:
-    """Swaps jobs at random. The higher the odds of a job, the likelier it ends up in one of the first m slots."""
+    """Swaps jobs at random. The higher a job's odds, the more likely it is to end up in one of the first m slots."""
     size = len(slots)
     for number in hashes(key, np.arange(6 * size)).tolist():
         s, t = (number & 0xFFFFF) * size >> 20, (number >> 20 & 0xFFFFF) * size >> 20
@@ -303,9 +306,9 @@ def _paired(array: NDArray[Any], distance: int) -> NDArray[Any]:
 
 
 class Stage(NamedTuple):
-    """The weights from a position of an epoch on, until the next stage.
+    """The weights that apply from a position of an epoch until the next stage.
 
-    `given` has the number of samples that each source has given earlier in this epoch, or is empty if there are none.
+    `given` holds how many samples each source has given earlier in this epoch. An empty tuple means none.
     """
 
     epoch: int
@@ -345,9 +348,9 @@ class MixtureOrder:
     """The order of a mixture. Each key stands for a source, a pass over this source, and a sample.
 
     `lengths` has the number of samples of each source. With `shuffle`, each pass over a source has its own random
-    order. A source that has an entry in `blocks` is shuffled by blocks. `labels` has a number for each source
-    (by default 0, 1, 2 and so on), from which the source's seed is made. `stop` says when an epoch ends: never, when
-    the first source has given all of its samples, or when all sources (with a weight above 0) have done so.
+    order. A source that has an entry in `blocks` is shuffled by blocks. The seed of a source depends on the source's
+    number in `labels` (by default 0, 1, 2 and so on). `stop` says when an epoch ends: never, when the first source
+    has given all of its samples, or when all sources (with a weight above 0) have done so.
 
     >>> order = MixtureOrder((3, 2), (Stage(0, 0, whole_weights([Fraction(3), Fraction(1)])),), seed=1)
     >>> order.counts(epoch=0, position=8).tolist()
@@ -534,7 +537,7 @@ class MixtureOrder:
 
 @dataclass(frozen=True)
 class EqualEpochs:
-    """The order of an endless mixture, in epochs of n samples. Each epoch continues where the previous one ended.
+    """An endless mixture's order, cut into epochs of n samples. Each epoch continues where the previous one ended.
 
     >>> endless = MixtureOrder((3, 2), (Stage(0, 0, whole_weights([Fraction(1), Fraction(1)])),), seed=1)
     >>> epochs = EqualEpochs(endless, 4)

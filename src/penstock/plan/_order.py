@@ -1,7 +1,7 @@
 """An order is a function from (epoch, position) to a sample key.
 
-Any position of any epoch costs the same, and no list of n keys is ever built. Only `Weighted` and `Selected` hold an
-array, which is the caller's own weights or keys.
+Computing a key takes the same time at any position, and no list of n keys is ever built. Only `Weighted` and
+`Selected` hold an array: the caller's own weights or keys.
 """
 
 from __future__ import annotations
@@ -315,8 +315,7 @@ class Permutation:
 class Permutations:
     """Random permutations: one of 0..n-1 for each n in `sizes` and each key.
 
-    This class is for a few elements of each of many permutations. For many elements of one permutation, `Permutation`
-    is faster.
+    For many elements of the same permutation, `Permutation` is faster.
     """
 
     __slots__ = ("_columns", "_rows", "_sizes")
@@ -376,7 +375,7 @@ def _rotated(
 
 @lru_cache(maxsize=64)
 def _rectangle(n: int) -> tuple[int, int]:
-    """Returns the sides, both near sqrt(n), of a rectangle with n cells or a few more."""
+    """Returns the sides of a rectangle that has n cells or a few more. Both sides are near sqrt(n)."""
     root = math.isqrt(n - 1) + 1
     rows = np.arange(root, root + 1 + min(root // 4, 1023), dtype=np.int64)
     columns = -(-n // rows)

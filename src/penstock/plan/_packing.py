@@ -74,7 +74,7 @@ class PackingFigures:
 
 
 class _Placed(NamedTuple):
-    """The parts of documents that are placed in rows. `sizes` has a column for each kind of cost."""
+    """The parts of documents to place in rows. `sizes` has a column for each kind of cost."""
 
     keys: Int64s
     begins: Int64s
@@ -89,8 +89,8 @@ class PackWindows:
     (key of the document, begin, end), counted in tokens. `extra` tokens are appended to each document that is not
     empty, and count as its last tokens.
 
-    With "best_fit", copies of a document (from several passes over a small source) share a row only if neither 1%
-    more rows nor exchanges of documents of equal size can prevent this.
+    With "best_fit", copies of a document (from several passes over a small source) are kept in different rows where
+    possible, by exchanging documents of equal size and by adding up to 1% more rows.
 
     The parts of a row are in the order of the window. The rows are in the order of their first parts, or shuffled if
     there is a seed.
@@ -163,7 +163,7 @@ class PackWindows:
         return _tabulated(pieces, rows, count), replace(figures, padding=padding)
 
     def _apart(self, pieces: _Placed, documents: Int64s, rows: Int64s, count: int) -> tuple[Int64s, int]:
-        """Returns rows that keep copies of a document apart, if this needs only a few more rows."""
+        """Moves copies of a document to different rows where possible, with at most 1% more rows."""
         if len(self.capacities) == 1:
             sizes = pieces.sizes[:, 0]
             others, needed = best_fit(sizes, self.capacities[0], most_in_a_row(sizes, documents))
@@ -172,7 +172,7 @@ class PackWindows:
         return spread(rows, documents, pieces.sizes), count
 
     def _pieces(self, keys: Int64s) -> tuple[_Placed, PackingFigures]:
-        """Returns the parts to place in rows, and the figures. Applies `overflow` to documents that are too long."""
+        """Returns the parts to place in rows, and the figures so far. Applies `overflow` to overlong documents."""
         sizes = np.stack([table.of(keys) for table in self.lengths], axis=1)
         some = (sizes > 0).any(axis=1)
         empty = len(keys) - int(some.sum())
@@ -228,7 +228,7 @@ def _listed(numbers: list[int] | tuple[int, ...]) -> str:
 
 
 def _cut(keys: Int64s, starts: Int64s, sizes: Int64s, capacity: int) -> tuple[_Placed, NDArray[np.bool_]]:
-    """Cuts documents, which begin at `starts`, at multiples of `capacity`.
+    """Cuts documents at multiples of `capacity`. Document i begins at the position `starts[i]`.
 
     Returns the parts, and a mask of the documents that were cut.
     """
@@ -315,8 +315,8 @@ def best_fit(sizes: Int64s, capacity: int, most: Mapping[int, int] = {}) -> tupl
 def most_in_a_row(sizes: Int64s, documents: Int64s) -> dict[int, int]:
     """Returns how many pieces of each size a row may have, so that copies of a document can be in different rows.
 
-    The result has only the sizes of documents with copies. If no row has more than q of the n pieces of a size, and
-    no document more than n / q copies, then `spread` separates all copies.
+    The result has only the sizes of documents with copies. `spread` can separate all copies of a size with n pieces
+    if no row has more than q of these pieces, and no document has more than n / q copies.
 
     >>> most_in_a_row(np.array([3, 3, 3, 3, 5]), np.array([7, 7, 8, 9, 6]))
     {3: 2}
@@ -353,7 +353,7 @@ def repeated_in(rows: Int64s, documents: Int64s) -> int:
 
 
 def spread(rows: Int64s, documents: Int64s, sizes: Int64s) -> Int64s:
-    """Exchanges pieces of equal size between rows, so that as few as possible share a row with a copy of themselves.
+    """Exchanges pieces of equal size between rows, to keep copies of a document apart as far as possible.
 
     Copies of a document have equal sizes, so each size is handled separately.
 
@@ -409,7 +409,7 @@ class _FreeRows:
             ranges.append((first, count))
 
     def take(self, need: int) -> tuple[int, int, int] | None:
-        """Removes a range of the fullest rows that fit. Returns (free space, first row, number of rows), or None."""
+        """Removes a range of the fullest rows with room for `need`. Returns (space, first row, count) or None."""
         at = bisect_left(self._spaces, need)
         if at == len(self._spaces):
             return None
@@ -426,9 +426,9 @@ _WHOLE = 1 << 20
 
 
 def best_fit_by_kinds(sizes: Int64s, capacities: tuple[int, ...]) -> tuple[Int64s, int]:
-    """Assigns sizes of several kinds to rows, like `best_fit`. `sizes[i]` fits into a row if it fits in every kind.
+    """Like `best_fit`, but with several kinds of cost: piece i fits into a row if there is room for it in every kind.
 
-    Sizes and rows are compared by the sum of their shares of the capacities. The largest size comes first, and goes
+    Pieces and rows are compared by the sum of their shares of the capacities. The largest piece comes first, and goes
     to the fullest row that has room for it. The time grows with the number of rows that are not full.
 
     >>> best_fit_by_kinds(np.array([[9, 1], [5, 0], [5, 1], [1, 1]]), (10, 1))

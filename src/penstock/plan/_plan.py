@@ -479,7 +479,7 @@ class SamplerPlan:
         return Rest(of_all_ranks, start, read, self.rank, self.world, self.drop_last, broken).simplified()
 
     def _read(self, take: _Take, number: int) -> Any:
-        """Returns the next of all ranks' batches, or END."""
+        """Returns the sampler's next batch, whichever rank it is for, or END."""
         size = 1 if self.batched or self.batch_size is None else self.batch_size
         keys = take(size)
         if not keys or (len(keys) < size and self.drop_last):

@@ -1,7 +1,7 @@
 """Samplers with the names that torch users know, for programs that compose samplers by hand.
 
-`DataLoader(shuffle=True)` uses an order instead (see `_order.py`), which can be resumed at any step. A sampler of
-this module without a generator is also replaced by an order of the same kind, with the loader's seed (`order_of`).
+`DataLoader(shuffle=True)` uses an order instead (see `_order.py`), which can be resumed at any step. If a sampler of
+this module has no generator, the loader replaces it with such an order, based on the loader's seed (see `order_of`).
 No sampler builds a list of n keys: each computes `KEYS_AT_ONCE` keys at a time while it is read.
 """
 
@@ -379,7 +379,7 @@ def check_drop_last(value: object) -> bool:
 
 
 def batches(n: int, size: int, drop_last: bool) -> int:
-    """Returns the number of batches in n samples. An incomplete last batch counts, unless it is dropped."""
+    """Returns the number of batches that n samples make. An incomplete last batch counts unless it is dropped."""
     return n // size if drop_last else -(-n // size)
 
 

@@ -300,17 +300,17 @@ class PlacedPlan(ComputedPlan):
 
 @dataclass(frozen=True, slots=True)
 class WindowPlan(PlacedPlan):
-    """A plan that deals the items of all windows, one window after the other, to steps and ranks.
+    """A plan that deals items to steps and ranks, window by window.
 
     One step of all `world` ranks together takes the next world * batch_size items. Rank r gets the r-th part of them,
     as a list of keys (see `ItemKey`). After any step, the ranks have therefore consumed a prefix of the items, which
-    ends at a `Place`. The rest of the epoch can be divided among another number of ranks, or into batches of another
-    size: `start` is the code of the place where it begins.
+    ends at a `Place`. The rest of the epoch can be divided among a different number of ranks, or into batches of a
+    different size: `start` is the code of the place from which to continue.
 
     If the items do not divide evenly, the last step of a rank is incomplete or missing. `drop_last` drops it on all
     ranks, and `padded` completes it on all ranks with items from the beginning of the epoch.
 
-    `order`, from which the windows are made, is for resume states and forecasts.
+    The windows are made from `order`. The plan itself uses `order` only for resume states and forecasts.
     """
 
     windows: Windows

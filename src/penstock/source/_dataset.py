@@ -1,7 +1,7 @@
 """Map-style datasets, streams, and ways to combine them.
 
-Any object with `__getitem__` and `__len__` is a dataset (a list, an array, a Hugging Face dataset), without deriving
-from a class of this module.
+Any object with `__getitem__` and `__len__` is a dataset (a list, an array, a Hugging Face dataset). It need not
+derive from a class of this module.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ def not_missing(found: Callable[..., T] | None, name: str = "__foresee__") -> Ca
 
 
 def from_inside(find: Callable[[Any], Any], name: str = "__foresee__", inside: str = "") -> Any:
-    """Returns a property for a method that `find` makes from the wrapped datasets.
+    """Returns a property for the method `name` of a wrapper, which `find` makes from the wrapped datasets.
 
-    `find` gets the dataset or, if `inside` is given, the dataset's attribute of this name. If `find` returns None,
-    the dataset does not have the method.
+    `find` is called with the wrapper or, if `inside` is given, with the wrapper's attribute of this name. If `find`
+    returns None, the wrapper does not have the method.
     """
     return property(lambda outer: not_missing(find(getattr(outer, inside) if inside else outer), name))
 
@@ -254,7 +254,7 @@ class Dataset(Generic[T_co]):
 
 
 def _stages_of(dataset: object, method: str) -> Any:
-    """Returns the module `_stages`, whose classes derive from Dataset. Raises TypeError for a stream."""
+    """Returns the module `_stages`. Raises TypeError if the dataset, such as a stream, cannot have `method`."""
     if is_stream(dataset):
         raise TypeError(
             f"{type(dataset).__name__} is a stream, whose samples have no keys, and {method}() needs keys. Streams "
@@ -460,7 +460,7 @@ class ConcatDataset(Dataset[T_co]):
 
 
 class ChainItem(NamedTuple):
-    """An unloaded item of a ChainDataset, with the index of its stream."""
+    """An item of a ChainDataset that has not been loaded yet, and the index of its stream."""
 
     stream: int
     item: Any
@@ -709,7 +709,7 @@ def _counts(lengths: Sequence[float], n: int) -> list[int]:
 
 
 def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
-    """Returns the samples of these keys in order, by a single call to `__getitems__` if the dataset has it."""
+    """Returns the samples of these keys in order, with a single call to `__getitems__` if the dataset has it."""
     getitems = method_of(dataset, "__getitems__")
     if not getitems:
         return [dataset[key] for key in each(keys)]
