@@ -27,7 +27,7 @@ class Source:
         raise NotImplementedError
 
     def rng_of(self, key: Any) -> Generator:
-        """Returns a new generator for a sample with this key."""
+        """Returns a new random number generator for the sample with this key."""
         raise NotImplementedError
 
     def each(self, keys: Sequence[Any]) -> Iterator[Any]:
@@ -38,7 +38,7 @@ class Source:
 
 
 class _AtWork(threading.local):
-    """The `Source` that each thread is working on: None in threads that a dataset starts, so `rng()` raises there."""
+    """Each thread's current `Source`. It is None in a thread that a dataset has started, so `rng()` raises there."""
 
     source: Source | None = None
 
@@ -63,7 +63,7 @@ def among(rows: Sequence[int], n: int) -> Iterator[None]:
 
 
 class _Parts(Source):
-    """Gives each part of a sample, such as a document in a packed row, the random numbers of the part's own key."""
+    """A source for samples with parts, such as packed documents. `rng()` depends on the key of the current part."""
 
     def __init__(self, keys: Sequence[Any], outer: Source) -> None:
         self._keys, self._outer = keys, outer
@@ -101,7 +101,7 @@ class _Parts(Source):
 
 @contextmanager
 def parts_of_samples(keys: Sequence[Any]) -> Iterator[None]:
-    """Inside the `with` block, `rng()` and `each(keys)` refer to the parts of samples that have these keys."""
+    """Inside the `with` block, `rng()` and `each()` work on parts of samples. `keys` are the parts' keys."""
     if at_work.source is None:
         yield
         return

@@ -2,12 +2,12 @@
 
 A piece is a byte range of a remote file that is cached as a whole. An agenda file contains:
 
-    magic (8 bytes), loader's position, number of rows (8 bytes each)
+    magic (8 bytes), the loader's position, number of rows (8 bytes each)
     one row for each use of a piece: key, first position that needs the piece, position after the last one
 
-Rows are sorted by key, which is the first half of the piece's digest, as an integer. Positions count the samples of
-all ranks and epochs. Each agenda is written by a scout, a background thread of the loader. The scout keeps the
-position up to date, and holds a lock on the file for as long as it runs.
+Rows are sorted by key. A key is the first half of a piece's digest, read as an integer. Positions count the samples
+of all ranks and epochs. Each agenda is written by a scout, a background thread of the loader. The scout keeps the
+position up to date, and holds a lock on the file until the scout ends.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Agenda(NamedTuple):
     def distances(self, ahead: int = 0) -> NDArray[np.int64]:
         """Returns the distance of each use from the loader's position, in samples.
 
-        A use that ends within the next `ahead` samples has the distance FAR. A use that is in progress after `ahead`
-        samples has the distance `ahead`.
+        A use that ends within the next `ahead` samples has the distance FAR. A use that has begun by then, but not
+        ended, has the distance `ahead`.
         """
         rows, at = self.rows, self.position + ahead
         coming: NDArray[np.int64] = np.maximum(rows["first"], at) - self.position

@@ -36,7 +36,7 @@ class _TooLarge(OSError):
 
 
 class _MadePiece(NamedTuple):
-    """The bytes of a piece. `refused` is the error if they could not be stored in the cache folder."""
+    """The bytes of a piece. `refused` is the error that prevented storing them in the folder, or None."""
 
     buffers: list[memoryview]
     refused: OSError | None = None

@@ -20,8 +20,8 @@ MOST_NEEDS = 4096
 ROW = np.dtype([(name, "<i8") for name in ("block", "pid", "fd", "inode", "nbytes", "number")])
 """The dtype of an inventory's rows. A free row is all zeros.
 
-Other rows name a decoded block and the process that has this block. `number` is the block's sequence number among all
-decoded blocks of the table.
+Each other row describes a decoded block, and names the process that holds the block. `number` is the block's sequence
+number among all decoded blocks of the table.
 """
 
 Rows = NDArray[Any]
@@ -48,7 +48,7 @@ def near(uses: Uses, position: int) -> NDArray[np.int64]:
 def surplus(rows: Rows, claims: Sequence[Claim], coming: int = 0) -> NDArray[np.bool_]:
     """Returns a mask of the blocks to drop before `coming` bytes are added.
 
-    These are the oldest blocks that no loader claims. The other unclaimed blocks and the `coming` bytes fit into the
+    Selects unclaimed blocks, oldest first, until the remaining unclaimed blocks and the `coming` bytes fit into the
     largest `keep` of all claims.
     """
     keep = max((claim.keep for claim in claims if claim.keep is not None), default=0)

@@ -29,8 +29,8 @@ _keepers = LiveObjects["Keeper"]()
 class Keeper:
     """Claims shared blocks for a loader, so that they stay in memory.
 
-    If the loader reads block by block, these are the next blocks. Otherwise, these are the newest blocks, up to
-    `keep` bytes.
+    If the loader reads block by block, claims its next blocks. Otherwise, claims the newest blocks, up to `keep`
+    bytes.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Decides which pieces of remote files to fetch ahead of time.
 
 A piece within the next `near` bytes is fetched unless this would evict a piece that is needed sooner. So workers need
-not wait for near pieces. A later piece is fetched only if this causes no additional download: the piece that is best
-to evict must not be needed before the new piece (the conservative strategy of Cao, Felten, Karlin and Li, 1995). With
+not wait for near pieces. A later piece is fetched only if this causes no additional download: the best piece to
+evict must not be needed before the new piece (the conservative strategy of Cao, Felten, Karlin and Li, 1995). With
 `near=0`, the total number of downloads is the smallest possible (Belady).
 """
 

@@ -1,9 +1,10 @@
 """Decoded blocks, shared by all processes on a machine, so that only one of them has to decode each block.
 
-A process that reads a table with a loader opens an *inventory*. It lists which process has which block, and contains
-a *claim* for each loader, which lists the blocks that the loader needs. The inventory is a memfd (shared memory
-without a path), which other processes find among the descriptors of that process (see `_measure/page.py`). Each block
-is a memfd of the process that decoded the block; other processes open and map this memfd. An inventory contains:
+A process that reads a table with a loader opens an *inventory*. The inventory lists the decoded blocks, with the
+process that holds each block. It also contains a *claim* for each loader: a list of the blocks that the loader needs.
+The inventory is a memfd (shared memory without a path). Other processes find this memfd among the descriptors of the
+process that opened the inventory (see `_measure/page.py`). Each block is a memfd of the process that decoded the
+block; other processes open and map this memfd. An inventory contains:
 
     magic (8 bytes), time when the inventory was opened, number of rows, number of decoded blocks (8 bytes each)
     rows: block, process id, file descriptor, inode, size, number of the decoded block (8 bytes each; a free row has
@@ -195,7 +196,7 @@ class Shared:
             )
 
     def blocks(self) -> set[int]:
-        """Returns the blocks in the inventory. Closes those of this process's blocks that are no longer listed."""
+        """Returns the blocks in the inventory. Closes this process's blocks that are no longer listed."""
         inventory = self._find_inventory()
         if inventory is None:
             return set()
@@ -278,7 +279,7 @@ class Shared:
 
 
 def _most_own() -> int:
-    """Returns how many blocks a process may share: half of the limit on open descriptors (often 1,024)."""
+    """Returns how many blocks a process may share: half of the limit (often 1,024) on open descriptors."""
     return int(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 2
 
 

@@ -54,7 +54,7 @@ _LOOK_FOR_OUTAGES = 2.5  # after this many seconds without an outcome, the engin
 
 
 class ReceivedEarly(NamedTuple):
-    """Replaces the content of an outcome whose batch was converted early, before the caller asked for a batch."""
+    """Replaces the content of an outcome whose batch was converted before the caller asked for it."""
 
     batch: Any
 
@@ -65,8 +65,8 @@ class Engine(EngineLifetime):
     With `look_ahead`, steps of the next run may be prefetched. With `bundles`, several small steps may share a task.
     A worker that spends more than `hang` seconds on one step is killed.
 
-    `receive` converts each batch for the caller: it gets the batch and the root array of the batch's slab. Up to
-    `early` finished batches are converted before the caller asks for them.
+    `receive(batch, root)` converts each batch for the caller, where `root` is the root array of the batch's slab. Up
+    to `early` finished batches are converted before the caller asks for them.
     """
 
     _finalizer: Any = bool  # for `__del__`, if an interrupt came before the constructor has set it
@@ -132,7 +132,7 @@ class Engine(EngineLifetime):
         return len(self._course.ready) + len(self._course.filled)
 
     def open_answer(self) -> Answer | None:
-        """Returns the measurements of the current task for the steps that were handed out, or None."""
+        """Returns the measurements of the current task so far, or None if no task is being handed out."""
         return self.stopwatch.open_answer(len(self._course.ready))
 
     def memory(self) -> tuple[int, int, int]:
@@ -171,7 +171,7 @@ class Engine(EngineLifetime):
             self._open(run)
 
     def take_back(self) -> bool:
-        """Takes the engine from an iterator if its last batch has been handed out. Otherwise, returns False."""
+        """Takes the engine from an iterator that has handed out its last batch. Otherwise, returns False."""
         taken: list[bool] = []
         self.held(partial(self._take_back, taken), wait=False)
         return bool(taken)

@@ -43,7 +43,7 @@ register_at_fork(after_in_child=_be_another_process)
 class Turn:
     """The right to use an engine, held by one thread at a time.
 
-    `ended_by` says why the engine has ended or will end. Until then, `ended_by` is "".
+    `ended_by` says why the engine has ended or is about to end. Otherwise, `ended_by` is "".
     """
 
     def __init__(self) -> None:

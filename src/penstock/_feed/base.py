@@ -56,7 +56,7 @@ class Run:
       The consumer skips them.
     - `read_from`: the sampler or stream that the keys come from, if it may have a state.
     - `what`: the name of the sampler or stream in error messages.
-    - `numbers`: yields a number for each run.
+    - `numbers`: the iterator from which each run takes its number.
     - `local_rows`: if not None, only the keys of these rows of each step are drawn.
     - `seat`: the index of the worker that gets the first step (torch semantics only).
     - `raises_at_once`: if True, an error that ends the run is raised by the `next()` call that tried to draw.

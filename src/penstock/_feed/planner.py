@@ -101,7 +101,7 @@ def _is_random(order: Any) -> bool:
 def _samples_at_once(feed: ByKey) -> int:
     """Returns how many samples are divided into batches together.
 
-    With `shuffle="blocks"`, this is at most the number of samples that are held at the same time.
+    With `shuffle="blocks"`, this is at most the number of samples in one window of blocks.
     """
     if feed.history is not None:
         return min(WINDOW, WINDOW_OF_MIXTURE)

@@ -147,7 +147,7 @@ def _nearest(path: Path) -> Path:
 
 
 def _size_for(folder: Path) -> int:
-    """Returns the default size limit of the cache: half of the cached plus free bytes, between 1 GB and 100 GB."""
+    """Returns the default size limit of the cache: half of the cached and free space, between 1 GB and 100 GB."""
     free = used = 0
     with suppress(OSError):  # if the folder is missing or not readable, the cache warns about it
         free = shutil.disk_usage(_nearest(folder)).free

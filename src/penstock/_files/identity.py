@@ -1,4 +1,4 @@
-"""File identities, by which all of penstock decides whether two files have the same content."""
+"""File identities. penstock assumes that two files with the same identity have the same content."""
 
 from __future__ import annotations
 

@@ -358,7 +358,7 @@ def _read(place: _IndexBeside | _InCache, file: AnyFile | _NoFile, kind: str) ->
 
 
 def _check(index: File, start: int, stop: int) -> int:
-    """Returns the CRC-32 of these bytes. Reads the bytes, because mapped pages would count as used memory."""
+    """Returns the CRC-32 of these bytes. Does not map the bytes, because mapped pages count as used memory."""
     check = 0
     for at in range(start, stop, _PIECE):
         check = zlib.crc32(index.read(at, min(_PIECE, stop - at)), check)

@@ -123,7 +123,7 @@ class File(AnyFile):
     __slots__ = ("__weakref__", "_descriptor")
 
     def __init__(self, path: str, known: tuple[int, int] | None = None) -> None:
-        """`known` is (size, modification time) from a pickled file. If it is None, both are looked up."""
+        """`known` is (size, modification time) if the object is unpickled. Otherwise, both are looked up."""
         if known is None:
             found = os.stat(path)
             if not stat.S_ISREG(found.st_mode):
@@ -198,7 +198,10 @@ _open_files: deque[weakref.ref[File]] = deque()
 
 
 class _FileObject(io.RawIOBase):
-    """An unbuffered file object. Libraries read only what they need, and remote files are read in pieces anyway."""
+    """An unbuffered file object.
+
+    A buffer would gain nothing: libraries read only what they need, and remote files are read in pieces anyway.
+    """
 
     def __init__(self, file: AnyFile) -> None:
         self._file, self._at = file, 0
@@ -231,7 +234,7 @@ class _FileObject(io.RawIOBase):
 
 
 class Descriptor:
-    """A file descriptor that is closed when this object is freed. A thread keeps the object alive while it reads."""
+    """A file descriptor that is closed when this object is freed. Reading threads keep a reference to the object."""
 
     __slots__ = ("number",)
 

@@ -29,11 +29,11 @@ FetchPiece = Callable[[Piece], Any]
 
 
 class Pieces(Protocol):
-    """Keeps pieces of remote files, for any number of threads."""
+    """Keeps pieces of remote files. Any number of threads may use the same object."""
 
     @property
     def passing(self) -> Pieces:
-        """Keeps the pieces of files whose version is unknown, for this process only: see `Identity`."""
+        """A store for pieces of files whose version is unknown, for this process only: see `Identity`."""
 
     def get(self, piece: Piece, fetch: FetchPiece) -> memoryview:
         """Returns the bytes of a piece, calling `fetch(piece)` if necessary."""
@@ -41,7 +41,7 @@ class Pieces(Protocol):
     def found(self, piece: Piece) -> memoryview | None: ...
 
     def mapped(self, piece: Piece) -> memoryview | None:
-        """Returns a piece if it is mapped from a file, otherwise None. The object is the same until it is dropped."""
+        """Returns a piece that is mapped from a file, or None. Until it is unmapped, returns the same object."""
 
 
 class PiecesInMemory:

@@ -1,4 +1,4 @@
-"""If a file states the decoded size of a sample, checks this size before memory is allocated."""
+"""Checks the decoded size of a sample, if its file states the size, before memory is allocated."""
 
 from __future__ import annotations
 

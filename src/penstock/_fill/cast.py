@@ -45,7 +45,7 @@ class Cast:
     named: bool
     checked: bool
     dtypes: tuple[np.dtype[Any], ...] = ()
-    """Dtypes from another library, which numpy lacks but `fields` may name."""
+    """Dtypes of another library, such as ml_dtypes, that `fields` may name in addition to those of numpy."""
     others: tuple[tuple[str, str], ...] = ()
     """Pairs of names (old dtype, new dtype) for arrays that `fields` does not convert."""
     why: str = ""
@@ -55,7 +55,7 @@ class Cast:
     def of(cls, dtype: Any, casting: str, allowed: Sequence[str] = DTYPES, **more: Any) -> Cast | None:
         """Returns the cast for `dtype=` and `casting=`, or None if nothing is converted.
 
-        `more` has the other attributes of the cast.
+        `more` contains the other attributes of the cast.
         """
         if casting not in ("checked", "unsafe"):
             raise ValueError(f'casting must be "checked" or "unsafe", got {casting!r}.')
@@ -206,8 +206,8 @@ class FieldCast:
     def stack(self, out: NDArray[Any], rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> None:
         """Assigns `out[i] = rows[i]` for every i, with the same checks as `write`.
 
-        `dtype` must be able to hold the values of all rows. The rows must have the same length. Raises ValueError if
-        other dimensions of the rows differ.
+        `dtype` must be able to hold the values of all rows. The caller ensures that all rows have the same length.
+        Raises ValueError if their other dimensions differ.
         """
         with np.errstate(all="ignore"):
             sure = not self.checked or _limits(dtype, out.dtype) is None
@@ -315,7 +315,7 @@ def _lost(source: NDArray[Any], out: NDArray[Any], high: float) -> NDArray[np.bo
 
 
 class FieldMemory:
-    """A `FieldCast`, and the function `empty`, which allocates arrays for it. Calling this object calls `empty`."""
+    """Combines a `FieldCast` with `empty`, a function that allocates arrays. Calling this object calls `empty`."""
 
     __slots__ = ("empty", "field")
 
@@ -357,7 +357,7 @@ class FieldMemory:
         return out
 
     def finish(self, tree: object, rows: int) -> Any:
-        """Returns a batch of `rows` samples, after converting its arrays that have not been converted yet."""
+        """Returns the batch with all arrays converted. `rows` is the number of samples."""
         if type(tree) is LateLeaves:
             return tree._replace(batch=self.finish(tree.batch, rows))
         leaves, spec = flatten(tree)

@@ -1,7 +1,7 @@
 """Collates the samples of one step. Each array of the batch is written once, directly into the slab.
 
-A batch is filled column by column. A column has the values of one field in all samples. If these are arrays, calls
-that stay in C check the class, dtype and shape of every row, and one call to `np.concatenate` copies all rows.
+A batch is filled column by column. A column has the values of one field in all samples. If these are arrays, their
+classes, dtypes and shapes are checked without a Python loop, and one call to `np.concatenate` copies all rows.
 """
 
 from __future__ import annotations

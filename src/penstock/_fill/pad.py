@@ -201,7 +201,7 @@ class Pad:
         return out, lengths
 
     def _check_budget(self, fields: list[NDArray[np.int64]]) -> None:
-        """Raises an error if no field fits into the loader's budget. A batch is planned from one field's lengths."""
+        """Raises Misfit if all fields exceed `batch_tokens`. A batch is planned from the lengths of one field only."""
         if self.batch_tokens is None or not fields:
             return
         costs = [self._cost(lengths) for lengths in fields]
@@ -365,7 +365,7 @@ def padding_of(collate_fn: Any) -> Pad | None:
 
 
 def check_called(collate_fn: Any) -> None:
-    """Raises TypeError if a collate function is `pad` itself instead of its result."""
+    """Raises TypeError if `collate_fn` is `pad` itself instead of `pad()`."""
     if collate_fn is pad:
         raise TypeError(
             "collate_fn is the function penstock.pad, which returns a collate function. Call it: "

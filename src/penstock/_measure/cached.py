@@ -16,7 +16,7 @@ _SILENT = 600.0  # seconds between two warnings about the same store; requests r
 
 
 class OngoingOutage(NamedTuple):
-    """A store that does not answer. `store` is its name and the failure. `since` is a `perf_counter_ns()` time."""
+    """A store that does not answer. `store` names it and the failure. `since` is a `perf_counter_ns()` time."""
 
     store: str
     since: int
@@ -139,14 +139,14 @@ class Counting(Source):
 
 
 def counting() -> ThreadCounts:
-    """Returns the calling thread's counters, which belong to the counters of a worker or scout."""
+    """Returns the calling thread's own counters, which are part of `cache_counts()`."""
     counts = cache_counts()
     counts.changed = True
     return counts.mine()
 
 
 def cache_counts() -> CacheCounts:
-    """Returns the counters of the worker or scout that the calling thread belongs to."""
+    """Returns the counters of the worker or scout that the calling thread belongs to, or `outside`."""
     source = at_work.source
     counts = None if source is None else source.cache
     return outside if counts is None else counts

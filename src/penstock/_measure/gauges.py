@@ -94,7 +94,7 @@ class Slow(NamedTuple):
 
 
 class RowCopy(NamedTuple):
-    """A copy of one worker's counters, unpacked only when needed, because each epoch begins with a copy."""
+    """A packed copy of one worker's counters. Each epoch begins with a copy, which is unpacked only if needed."""
 
     seat: int
     row: bytes

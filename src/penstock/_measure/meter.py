@@ -170,7 +170,7 @@ class Meter:
         self._longest = PerThread(_none_yet)
 
     def longest(self, *, ever: bool = False) -> tuple[int, int]:
-        """Returns the longest wait and the longest work in the epoch or, if `ever` is True, in the loader's life."""
+        """Returns the longest wait and longest working time, in this epoch or (with `ever`) in the loader's life."""
         found = (self._longest_ever if ever else self._longest).all()
         return max((wait for wait, _ in found), default=0), max((work for _, work in found), default=0)
 
@@ -189,7 +189,7 @@ class Meter:
                     self._adding.release()
 
     def snapshot(self, live: list[Gauges], open_answers: Sequence[Answer] = ()) -> MeterSnapshot:
-        """Returns a copy of all counters. `open_answers` measure tasks that are still being handed out."""
+        """Returns a copy of all counters. `open_answers`: measurements of tasks still being handed out."""
         state, kept = None, self._kept
         while state is not self._state:
             state = self._state

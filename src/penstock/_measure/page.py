@@ -12,8 +12,8 @@ complete publication even if the publisher is stopped in the middle of the next 
 which does not match if the publisher overwrote the text during the read, or if the reader saw the new counter before
 the new text (some processors reorder stores).
 
-A rejected alternative is one page for all loaders of a process, with a slot for each loader. When a loader is
-deallocated, C code would have to clear its slot, while a separate page is simply closed.
+One page per process, with a slot for each loader, was rejected. When a loader is deallocated, C code would have to
+clear the loader's slot, whereas a separate page is simply closed.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def memfds(uid: int, name: str) -> Iterator[tuple[int, str]]:
 def _read(path: str, uid: int) -> tuple[int, bytes | None]:
     """Returns the inode and the newest text of a page.
 
-    The text is None if none has been published yet, or if the publisher overwrote it during each attempt to read it.
+    The text is None if nothing has been published yet, or if the publisher overwrote the text during each read.
     """
     fd = trust.open_sealed(path, NAME, trust.OF_ONE_SIZE, owner=uid)
     try:

@@ -5,8 +5,8 @@ whether the child is still alive. It is a page of shared memory that both proces
 unmaps. The kernel refuses to seal a file against writing while any process maps the file. So the seal succeeds once
 the child, and every process that the child has forked, has ended or called exec.
 
-Two alternatives were rejected. If the child closes all its descriptors, a pipe reports too early that the child has
-ended. Fork hooks do not get the child's process id, which says nothing about grandchildren anyway.
+Two alternatives were rejected. A pipe to the child reports the child's end too early if the child closes all its
+descriptors. Fork hooks do not get the child's process id, and the id would not show whether grandchildren are alive.
 """
 
 from __future__ import annotations

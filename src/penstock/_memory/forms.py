@@ -1,8 +1,8 @@
 """The forms of containers. A form says how the containers of one class are taken apart and rebuilt.
 
 `FORMS` covers subclasses of Mapping, list and tuple that can be rebuilt by calling the class with the items. Each
-instance is tested: the result must be an equal object. `EXACT_FORMS` covers only classes whose instances pickle would
-rebuild from the same parts, so that an object arrives in another process as if it had been pickled.
+instance is tested: rebuilding it must produce an equal object. `EXACT_FORMS` covers only classes whose instances
+pickle would rebuild from the same parts, so that an object arrives in another process as if it had been pickled.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ FORMS: MemoTable[type, Form | None] = MemoTable(_form)
 
 
 class Attributes:
-    """The first key of an object that must be rebuilt from its attributes, as pickle does."""
+    """A marker before the keys of an object: rebuild the object from its attributes, as pickle does."""
 
 
 def _open_attributes(node: Any) -> tuple[Hashable, Sequence[Any]] | None:
@@ -204,7 +204,7 @@ _ATTRIBUTES = Form(_open_attributes, _close_attributes)
 
 
 class Items:
-    """The first key of a dict (of a subclass) that must be rebuilt from its items, without `__init__`."""
+    """A marker before the keys of a dict subclass: rebuild the dict from its items, without calling `__init__`."""
 
 
 def _close_items(kind: type, keys: tuple[Any, ...], values: list[Any]) -> Any:

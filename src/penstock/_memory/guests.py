@@ -1,6 +1,6 @@
 """Guests: libraries other than numpy, such as torch, whose arrays a batch may contain.
 
-The core does not import any guest, and names guests only in `GUESTS`. A class belongs to a guest if its module, or
+The core does not import any guest, and mentions guests only in `GUESTS`. A class belongs to a guest if its module, or
 the module of one of its base classes, is inside the guest's package. When such a class is first seen, the penstock
 module listed in `GUESTS` is imported. That module's `GUEST` object decides how leaves of the class are stored in a
 slab, pickled, converted, copied and pinned.
@@ -38,7 +38,7 @@ RANKS: dict[str, Callable[[Any], tuple[int, int] | None]] = {
     "ray.train": _ranks_in_ray,
     "jax._src.distributed": _ranks_in_jax,
 }
-"""By module name, functions that take the module and return (rank, number of ranks) or None. They may also raise."""
+"""Maps module names to functions that take the module and return (rank, number of ranks) or None, or raise."""
 
 
 def ranks_of_libraries() -> tuple[int, int] | None:
@@ -55,18 +55,17 @@ def ranks_of_libraries() -> tuple[int, int] | None:
 MakeLeaf = Callable[[tuple[int, ...], Any, Any, int], Any]
 """Makes a leaf as a view, like `np.ndarray`: from a shape, a dtype, a byte array, and an offset into this array.
 
-Any other such function is defined at module level, so that a layout can pickle it by name, and the receiving process
-imports what it needs.
+Layouts pickle this function by name, so it must be defined at module level. The receiving process imports its module.
 """
 
 Spot = tuple[MakeLeaf, tuple[int, ...], Any, int]
-"""The location of a leaf in its slab: a MakeLeaf function, and all its arguments but the byte array."""
+"""The location of a leaf in its slab: a MakeLeaf function and its arguments, except the byte array."""
 
 
 class LateLeaves(NamedTuple):
-    """A batch of numpy arrays, which `make` replaces by a guest's leaves when the batch is opened in the caller.
+    """A batch of numpy arrays. When the caller opens the batch, `make` replaces the arrays with a guest's leaves.
 
-    So workers handle only numpy arrays, and create no objects of the guest.
+    So workers handle only numpy arrays, and no objects of the guest.
     """
 
     batch: Any
@@ -99,7 +98,7 @@ class Guest(Protocol):
         """Returns the handler for leaves of this class, or None if none is needed."""
 
     def shipping(self) -> Mapping[type, Reduce]:
-        """Returns functions that pickle the instances in a dataset, by exact class.
+        """Returns a mapping from exact classes to functions that pickle their instances in a dataset.
 
         Called once for each dataset that is pickled, because the functions may remember what they have pickled.
         """
@@ -164,7 +163,7 @@ def meet_imported() -> None:
 
 
 def tensor_functions() -> Any:
-    """Returns the module of penstock's functions that use torch. Imports torch."""
+    """Returns the penstock module whose functions use torch. Imports torch."""
     guest_in("torch")
     return import_module("penstock.torch._arrays")
 
@@ -188,7 +187,7 @@ HANDLERS: Mapping[type, Handler | None] = MemoTable(_handler)
 
 
 class Shipping(dict[type, "Reduce | None"]):
-    """The table for one dataset, which maps each class to the function that pickles its instances, or to None."""
+    """Maps each class in one dataset to the function that pickles its instances, or to None."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -192,7 +192,7 @@ def _can_be_placed(kind: type) -> bool:
 
 
 def _overlapping(spans: Iterable[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
-    """Yields groups of overlapping memory spans. A span is (address, size, tag), with any number as its tag."""
+    """Yields groups of overlapping memory spans. A span is (address, size, tag); a tag may be any number."""
     group: list[tuple[int, int, int]] = []
     end = 0
     for span in sorted(spans):

@@ -7,10 +7,10 @@ sparse: pages that were never written take no memory. The file is mapped in exte
 large slab. So one descriptor and few mappings suffice, however many batches the caller keeps. The inline and thread
 backends use private memory, which is divided into extents in the same way.
 
-Weak references to plain numpy arrays tell when memory can be unmapped and (as leases) when a slab comes back from the
-caller. This is safe because the garbage collector does not track numpy arrays: the callback is called when the array
-is deallocated, and never while a finalizer could still bring the array back. For an object that the collector tracks,
-such as a ctypes array, the callback would be called before the finalizers run.
+A weak reference to a plain numpy array shows when memory can be unmapped. A lease, which is also such a reference,
+shows when a slab comes back from the caller. This is safe because the garbage collector does not track numpy arrays:
+the callback is called when the array is deallocated, and never while a finalizer could still bring the array back.
+For an object that the collector tracks, such as a ctypes array, the callback would come before the finalizers.
 
 In numpy, every view refers to the array that owns the memory, here the slab's root array. torch tensors and DLPack
 capsules refer to the numpy array. So the callback for the root is called exactly once, when no object of this process
@@ -50,7 +50,7 @@ _BESIDE = 256
 
 
 class Region(NamedTuple):
-    """A byte range in an extent. An extent is a part of the arena's file: `length` bytes from offset `extent` on."""
+    """A byte range in an extent. An extent is `length` bytes of the arena's file, starting at offset `extent`."""
 
     extent: int
     length: int
@@ -229,7 +229,7 @@ class Leases:
                 lease.forks = (*lease.forks, fork)
 
     def close(self) -> None:
-        """Forgets all forks, and ignores later ones, as no slab is used again. `nbytes` still counts lent slabs."""
+        """Forgets all forks and ignores later ones, because no slab is reused. `nbytes` still counts lent slabs."""
         self._shared = False
         self._inherited.clear()
         for lease in self._lent.copy().values():
