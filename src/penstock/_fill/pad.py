@@ -201,7 +201,7 @@ class Pad:
         return out, lengths
 
     def _check_budget(self, fields: list[NDArray[np.int64]]) -> None:
-        """Raises Misfit if all fields exceed `batch_tokens`. A batch is planned from the lengths of one field only."""
+        """Raises Misfit if all fields exceed `batch_tokens`. A batch is planned from the lengths of one field."""
         if self.batch_tokens is None or not fields:
             return
         costs = [self._cost(lengths) for lengths in fields]
