@@ -37,10 +37,10 @@ def method_of(dataset: object, name: str) -> Any:
 
 
 Views = Callable[[Sequence[int]], dict[str, list[NDArray[Any]]] | None]
-"""Returns the arrays of samples, by field, without copying. Fields without arrays are left out.
+"""The type of a dataset's `__views__`, which returns arrays of samples, by field, without copying.
 
-This is the type of a dataset's `__views__`, which is private to penstock. The result is None if only the samples show
-which fields are arrays, or if the samples must be read first. The arrays must not be changed.
+Fields without arrays are left out. The result is None if there can be no views, for example because the samples must
+be read first. The arrays must not be changed. `__views__` is private to penstock.
 """
 
 
@@ -134,7 +134,7 @@ _MOST_SHOWN = 200  # characters
 
 
 def shown(dataset: Any) -> str:
-    """Returns a short text for a dataset: its repr if that is short, or else its class and length."""
+    """Returns a short description of a dataset: its repr if that is short, otherwise its class and length."""
     plain = type(dataset).__repr__ in _LONG
     text = "" if plain else safe_text(dataset, repr)
     if text and len(text) <= _MOST_SHOWN and "\n" not in text:
@@ -252,7 +252,10 @@ def _keys(indices: Any, length: int) -> KeyArray | None:
 
 
 def fingerprint_of(dataset: Any) -> str | None:
-    """Returns a text that identifies the samples, wherever their files are, or None. Messages may show the text."""
+    """Returns a text that identifies the samples, wherever their files are. Messages may show the text.
+
+    Returns None if the dataset has no fingerprint.
+    """
     match _kind(dataset, "__fingerprint__"):
         case "Subset" | "SameKeys" | "RepeatedDataset":
             inner = fingerprint_of(dataset.dataset)
@@ -273,7 +276,10 @@ def fingerprint_of(dataset: Any) -> str | None:
 
 
 def foresee_of(dataset: Any) -> Foresee | None:
-    """Returns a function that passes a forecast to the dataset or its wrapped datasets, or None if none takes it."""
+    """Returns a function that passes a forecast to the dataset, or to the datasets that it wraps.
+
+    Returns None if none of them takes forecasts.
+    """
     match _kind(dataset, "__foresee__"):
         case "Subset":
             return foresee_of_subset(dataset)
@@ -397,7 +403,7 @@ def _or_none(blocks: Callable[..., InnerBlocks], *args: Any) -> InnerBlocks | No
 # Lengths.
 
 TOKENS = ("tokens", "input_ids")
-"""The fields that may hold a sample's tokens. In a sample without them, the first field with integers does."""
+"""The fields that may hold a sample's tokens. If a sample has none of them, its first field of integers is used."""
 
 
 def lengths_within(dataset: Any) -> Lengths | None:

@@ -127,7 +127,7 @@ _ENCODE: dict[ItemKind, Callable[[Any], bytes]] = {
 
 
 def _pack(items: Iterable[Any], kind: ItemKind | None = None) -> tuple[bytearray, array[int], ItemKind]:
-    """Returns the concatenated items, their n + 1 offsets, and their kind: "pickle" if their types differ."""
+    """Returns the concatenated items, their n + 1 offsets, and their kind ("pickle" if the types are mixed)."""
     data, offsets = bytearray(), array("q", [0])
     items = iter(items)
     for item in items:

@@ -60,7 +60,7 @@ _survey: Survey | None = None
 
 
 def survey_by(survey: Survey) -> None:
-    """Sets the function that reads all samples. It uses a loader, which this package cannot import."""
+    """Sets the function that reads all samples. That function uses a loader, which this package cannot import."""
     global _survey
     _survey = survey
 
@@ -219,7 +219,7 @@ class SameKeys(Dataset[T_co]):
 class MappedDataset(SameKeys[T_co]):
     """The samples of a dataset, each passed through a function: see `Dataset.map`.
 
-    `called` names the method or argument in messages. `convert` converts the function's result, such as to an int.
+    `called` names the method or argument in messages. `convert` converts the function's result, perhaps to an int.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ class MeasuredDataset(SameKeys[T_co]):
         self._lengths = None if callable(lengths) else _checked_lengths(lengths, dataset)
 
     def __lengths__(self) -> NDArray[np.int64]:
-        """Returns the length of each sample as int64. If the user gave a function, only the first call runs it."""
+        """Returns the length of each sample as int64. If the user gave a function, it runs only in the first call."""
         if self._lengths is None:
             assert self._measure is not None
             convert = partial(_length_in, self._called)

@@ -291,9 +291,10 @@ class ShuffledReader(StageReader):
     """One pass over a `ShuffledStream`.
 
     The items of each window (`buffer` items) are handed out in random order. For each item handed out, one item of
-    the next window is read, so at most `buffer` items are held. The state is small because it holds no items: only
-    the stream's position at the beginning of the window, and how many items of the window were handed out. After a
-    resume, at most two windows are read again.
+    the next window is read, so at most `buffer` items are held.
+
+    The state is small, because it holds no items. It has the stream's position at the beginning of the window, and
+    the number of items of the window that were handed out. After a resume, at most two windows are read again.
     """
 
     # Rejected: exchanging each item for a random one in the buffer. An item could then stay in the buffer for ever,

@@ -119,7 +119,7 @@ class Facts:
         return self.busy / self.present
 
     def idle_share(self, why: str) -> float:
-        """Returns the share of the workers' time in which they were idle, for one of two reasons.
+        """Returns the share of the workers' time in which they were idle for the reason `why`.
 
         "task": they had no task although the loop waited. "room": enough batches were ready.
         """
@@ -201,7 +201,7 @@ class Facts:
 
     @property
     def uses_pil(self) -> bool:
-        """True if PIL has opened images, and most of the workers' busy time goes to fetching."""
+        """True if workers opened images with PIL, and spent at least half of their busy time fetching samples."""
         return any(worker.pil for worker in self.period.workers) and self.part("fetch") >= 0.5
 
     @cached_property
@@ -235,7 +235,7 @@ class Facts:
 
     @property
     def slow(self) -> list[SlowSample]:
-        """Those of the ten slowest samples that took at least 20 times the median, without duplicates."""
+        """Those of the ten slowest samples that took at least 20 times the median time, without duplicates."""
         slow: dict[int | str, SlowSample] = {}
         for sample in self.period.slowest:
             if sample.seconds >= 20 * self.median_sample:

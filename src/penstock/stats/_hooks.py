@@ -100,7 +100,7 @@ class Turns:
         self._ended: tuple[int, int] | None = None  # the number of epochs and batches when the last epoch ended
 
     def due(self, now: float) -> list[StatsHook]:
-        """Returns the hooks whose time has come. This takes less than a microsecond if there are no hooks."""
+        """Returns the hooks that are due. This takes less than a microsecond if there are no hooks."""
         if not _hooks:
             return []
         return [hook for hook in _hooks.copy() if now >= self._next.setdefault(hook, now + hook.every)]

@@ -82,7 +82,7 @@ def _memberships(root: Path, controller: str) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(root: Path, controller: str, kind: str) -> Iterator[tuple[str, str]]:
-    """Yields (the part of the cgroup hierarchy that is mounted, the mount point) for each mount of type `kind`."""
+    """Yields (mounted part of the cgroup hierarchy, mount point) for each cgroup mount of type `kind`."""
     for line in _read(f"{root}/proc/self/mountinfo").splitlines():
         mount, _, filesystem = line.partition(" - ")
         about, of = mount.split(), filesystem.split()

@@ -21,10 +21,10 @@ Point = tuple[float, float]  # x and y, each from 0 to 1
 
 
 def text(value: object, most: int = 300) -> str:
-    """Converts any value to text that is safe in HTML and in its attributes. Uses `repr` for all but `str`.
+    """Converts any value to text that is safe in HTML, even in attributes.
 
-    Text of more than `most` characters is shortened in the middle. Invisible characters are shown as escapes, and so
-    are lone surrogates, which cannot be written to a file.
+    Values other than `str` are shown by `repr`. Text of more than `most` characters is shortened in the middle.
+    Invisible characters are shown as escapes, and so are lone surrogates, which cannot be written to a file.
     """
     plain = value if isinstance(value, str) else safe_text(value, repr)
     if len(plain) > most:
@@ -35,7 +35,7 @@ def text(value: object, most: int = 300) -> str:
 def plot(
     marks: Iterable[str], ys: Iterable[tuple[float, str]], xs: Iterable[tuple[float, str]], label: str, kind: str = ""
 ) -> str:
-    """Returns a chart. `xs` and `ys` are pairs of a position (0 to 1) and a label. `label` is for screen readers."""
+    """Returns a chart. `xs` and `ys` are axis labels: (position from 0 to 1, text). `label` is for screen readers."""
     ys = list(ys)
     grid = "".join(f"M0 {HIGH * (1 - y):.4g}H{WIDE}" for y, _ in ys)
     return (
@@ -47,7 +47,7 @@ def plot(
 
 
 def _labels(side: str, places: Iterable[tuple[float, str]]) -> str:
-    """Returns labels that are centred on their positions, but stay inside the plot at its ends."""
+    """Returns labels that are centred on their positions, except at the ends, where they stay inside the plot."""
     ends = {True: ' class="first"', False: ' class="last"'}
     return "".join(
         f'<span{ends[at < 0.5] if abs(at - 0.5) > 0.48 else ""} style="{side}:{at:.4%}">{escape(text)}</span>'

@@ -49,7 +49,10 @@ PARTS = (
 
 
 def thinned(history: Sequence[Moment]) -> list[Moment]:
-    """Returns BEGINNING and up to MOST_MOMENTS evenly spaced moments, including the last, or [] without a history."""
+    """Returns BEGINNING and at most MOST_MOMENTS evenly spaced moments. The last moment is always included.
+
+    Without a history, returns an empty list.
+    """
     step = math.ceil(len(history) / MOST_MOMENTS) or 1
     return [BEGINNING, *history[::-1][::step][::-1]] if history else []
 

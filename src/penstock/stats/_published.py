@@ -19,7 +19,7 @@ from penstock.stats._figures import Stats
 
 _WHOLE = slice(None)
 _PARTS = {"history": slice(-21, None), "decisions": slice(-1, None), "workers": slice(64), "sources": slice(64)}
-"""The part of each long list that is published. For live displays, 21 moments cover ten seconds."""
+"""The part of each long list that is published. For live displays, the last ten seconds (21 moments) are enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def to_text(stats: Stats) -> bytes:
 
 
 def _figures_in(kind: type) -> dict[str, tuple[type, bool]]:
-    """Maps each field that holds nested figures to their class, and to True if the field is a tuple of them."""
+    """Maps each field with nested figures to (class of these figures, True if the field is a tuple of them)."""
     found = {}
     for name, hint in get_type_hints(kind).items():
         for part in get_args(hint) or (hint,):
@@ -74,7 +74,7 @@ def _plain(figures: Any) -> dict[str, Any]:
 
 
 def _table(figures: Sequence[Any]) -> list[Any]:
-    """Packs figures into a list, which is shorter and faster than dicts: field names, then each object's values."""
+    """Packs figures into a list: the field names, then each object's values. Dicts would be longer and slower."""
     if not figures:
         return []
     kind = type(figures[0])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock.stats._figures import Moment, Stats
 
 RECENT_SECONDS = 5.0
-"""The minimum length of the period, which can be longer because the rows of a long history are far apart."""
+"""The shortest period to average over. The period can be longer, because the rows of a long history are far apart."""
 
 
 @dataclass(frozen=True, slots=True)

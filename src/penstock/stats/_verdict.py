@@ -17,7 +17,7 @@ from penstock.stats._words import say
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A condition, and the verdict's text if it is true. Names in braces stand for phrases in `_words.PIECES`."""
+    """A condition, and the verdict to give if it holds. Names in braces stand for phrases in `_words.PIECES`."""
 
     name: str
     holds: Callable[[Facts], bool]

@@ -220,7 +220,10 @@ class LoaderLaws(Laws):
         self._with_losses(Numbers(200), 3, 9, 20, 30, resize=True, **_SHUFFLED)
 
     def _with_losses(self, dataset: Any, *steps: int, resize: bool = False, **given: Any) -> None:
-        """Checks that killing workers at these steps (and changing their number, if `resize`) changes no batches."""
+        """Checks that the batches stay the same if workers are killed at these steps.
+
+        If `resize` is True, the number of workers also changes at these steps.
+        """
         self.needs("workers", "loses_workers")
 
         def lose(loader: Any, step: int) -> None:

@@ -81,7 +81,7 @@ def _compare(found: Iterable[_Named], expected: list[_Named], given: str, plain:
 def _stream(
     make_loader: Callable[..., Any], setting: Mapping[str, Any], epochs: int, steps: int | None
 ) -> Generator[_Named, None, None]:
-    """Yields the values to compare, each with a name: the loader's seed, and then each batch."""
+    """Yields (name, value) pairs to compare: the loader's seed, and then each batch."""
     with _opened(make_loader, setting) as loader:
         yield "loader.seed", getattr(loader, "seed", None)
         for epoch in range(epochs):
@@ -132,7 +132,7 @@ def assert_resumes_everywhere(
 
 
 def _states(loader: Any, steps: int | None) -> Iterator[tuple[str, int, int, Any]]:
-    """Yields (description, epoch, number of batches read in it, state) from before, during and after an epoch."""
+    """Yields (description, epoch, number of batches read in that epoch, state) before, during and after an epoch."""
     yield "before the first batch", 0, 0, _state(loader)
     done = 0
     for done, _ in enumerate(islice(loader, steps), 1):
@@ -150,7 +150,7 @@ def _state(loader: Any) -> Any:
 
 
 def _default_settings(make_loader: Callable[..., Any]) -> list[dict[str, Any]]:
-    """Returns the settings in EVERYWHERE, but none with threads if the loader does not support threads."""
+    """Returns the settings in EVERYWHERE, without those for threads if the loader does not support threads."""
     try:
         with _opened(make_loader, {"num_workers": 2, "backend": "thread"}):
             return list(EVERYWHERE)

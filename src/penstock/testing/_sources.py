@@ -121,7 +121,7 @@ class Numbers(Dataset[Any]):
 
 
 def once_more(dataset: Any) -> None:
-    """A change for `update` that adds 1 to `times`, so that a test notices if the change is applied twice."""
+    """A change to pass to `update`. It adds 1 to `times`, so a test notices if the change is applied twice."""
     dataset.times += 1
 
 
@@ -194,7 +194,7 @@ class Stateful(Countdown):
 
 
 class Unsendable:
-    """A key, or a change for `update`, that cannot be sent to a worker. Pickling it raises LookupError."""
+    """A key, or a change to pass to `update`, that cannot be sent to a worker. Pickling it raises LookupError."""
 
     def __call__(self, dataset: Any) -> None:
         dataset.size = -1

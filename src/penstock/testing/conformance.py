@@ -1,6 +1,6 @@
 """Laws for authors of backends. A law is a test that every backend must pass.
 
-To check all laws with one function, which needs no other packages, call `check`:
+To check all laws with one function call, and without pytest, use `check`:
 
     >>> import penstock
     >>> from penstock.testing import conformance

@@ -63,8 +63,8 @@ class Suite(Stated):
       of `FileOptions`.
     - `write(folder)`: writes files of the format into an empty folder, and returns the paths to pass to `make`. The
       files should be small (a few KB, with 10 to 100 samples), and have more than one block.
-    - `found`: the arguments that `penstock.open` needs in addition to the paths to find the format (none by default),
-      or None if `penstock.open` cannot find the format.
+    - `found`: the arguments, besides the paths, that `penstock.open` needs to find the format (none by default). Use
+      None if `penstock.open` cannot find the format.
     - `settings`: the settings of the loaders with workers. By default, one loader has two threads, and another one
       has two processes.
     - `damages`: the number of randomly damaged copies of the files to test, 60 by default. Use 0 if the library that
@@ -277,8 +277,8 @@ def check(
     """Checks all laws, and returns those that were skipped, each with its reason.
 
     Raises `BrokenLaw` if a law is broken. `make(paths, **files)` makes a dataset. `paths` are the paths of files in
-    the format. Their folder is copied, so it should be small and contain nothing else. If `only` is given, only the
-    laws whose names contain this text are checked. Other arguments (`told`) set attributes of `Suite`.
+    the format. The folder of the files is copied, so it should be small and contain nothing else. If `only` is given,
+    only the laws whose names contain this text are checked. Other arguments (`told`) set attributes of `Suite`.
     """
     given = [Path(path).absolute() for path in paths]
 

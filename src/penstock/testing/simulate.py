@@ -62,9 +62,10 @@ Choose = Callable[[Sequence[Action]], int]
 class Kill:
     """A fault that makes a worker die instead of doing `action`. The fault happens `times` times.
 
-    `Kill("fill", step=3)` kills a worker that has claimed step 3, before the worker does the step. "report" kills the
-    worker after the step, and "claim" when it is about to claim the step. `Kill("start", seat=1, times=4)` makes four
-    workers in seat 1 (the second slot for a worker) crash at start-up. A field that is None matches anything.
+    `Kill("claim", step=3)` kills a worker that is about to claim step 3. `Kill("fill", step=3)` kills a worker that
+    has claimed the step but not done it, and `Kill("report", step=3)` one that has done the step but not reported it.
+    `Kill("start", seat=1, times=4)` makes four workers in seat 1 (the second slot for a worker) crash at start-up. A
+    field that is None matches anything.
     """
 
     action: str
