@@ -1,4 +1,4 @@
-"""Functions through which other parts of penstock use torch. They get this module from `guests.tensor_functions`."""
+"""The torch functions that other parts of penstock need. `guests.tensor_functions` returns this module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samplers whose keys penstock plans. Torch loaders have them for frameworks that read, wrap or divide a sampler."""
+"""Samplers whose keys penstock plans, for frameworks that read, wrap or divide a torch loader's sampler."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import penstock
 class Planned:
     """A sampler of the keys that a penstock loader with these settings would read.
 
-    Each pass is the next epoch, unless `set_epoch` sets another one. The torch loader plans its batches itself, and
-    does not read this sampler. It only passes the sampler to torch's constructor, so that frameworks see an ordinary
-    loader and may wrap the sampler.
+    Each pass yields the keys of the next epoch, unless `set_epoch` has chosen another one. The torch loader plans its
+    batches itself and does not read this sampler. It passes the sampler to torch's constructor, so that frameworks
+    see an ordinary loader and may wrap the sampler.
     """
 
     def __init__(self, dataset: Any, order: dict[str, Any], settings: dict[str, Any]) -> None:
@@ -47,7 +47,7 @@ class TokenBatches(Planned):
 
 
 class PlannedKeys(Planned):
-    """Yields the keys of a mixture or of packed rows. A torch sampler would yield numbers instead."""
+    """Yields the keys of a mixture or of packed rows, which torch's own samplers cannot yield."""
 
     def __init__(self, dataset: Any, order: dict[str, Any], settings: dict[str, Any]) -> None:
         super().__init__(dataset, order, {**settings, "batch_size": 1})

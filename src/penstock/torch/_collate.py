@@ -65,7 +65,7 @@ def takes(value: Any) -> bool:
 
 
 def takes_rows(dtype: np.dtype[Any], scalars: bool) -> bool:
-    """True if torch's default_collate keeps this dtype. Scalars and arrays have different rules."""
+    """True if torch's default_collate keeps this dtype for arrays or, if `scalars` is True, for scalars."""
     return dtype.isnative and dtype.char in (_SCALAR_CODES if scalars else _ARRAY_CODES)
 
 

@@ -36,7 +36,7 @@ from penstock.torch._gather import TensorGather, is_closed
 
 
 class Stacked:
-    """torch's default_collate, with a method `into` that writes the batch into memory from the caller."""
+    """torch's default_collate, with a method `into` that writes the batch into memory provided by the caller."""
 
     __call__ = staticmethod(explained)
 
@@ -215,7 +215,7 @@ def core_of(loader: Any) -> Core:
 
 
 def _fits(core: Core, settings: dict[str, Any]) -> bool:
-    """True if the core has these settings, or differs only in a number of workers that another thread is setting."""
+    """True if the core has these settings. The number of workers may differ, as another thread may be changing it."""
     if core.given == settings:
         return True
     # A thread that sets `num_workers` changes the core before the loader. Another thread may look in between.

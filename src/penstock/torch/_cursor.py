@@ -1,7 +1,7 @@
 """The position of an iterator with torch's semantics, saved as plain data that is checked before use.
 
-The data includes the states of the random generators that the epoch was drawn from. Nothing in the data is evaluated
-or unpickled. The state of a user's own dataset or sampler may hold any other data.
+The data includes the states of the random generators that the epoch's order was drawn from. Nothing in the data is
+evaluated or unpickled. The state of a user's own dataset or sampler may hold any other data.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CopyPosition:
             self.mark, self.more = mark, 0
 
     def next_epoch(self) -> CopyPosition:
-        """Returns the position where the next epoch starts, which is unknown if the end of this one was not saved."""
+        """Returns the start of the next epoch. This is unknown if the end of the current epoch was not saved."""
         mark = known(self.mark)
         return CopyPosition(self.mark if mark is None else mark.next_epoch())
 
@@ -188,9 +188,10 @@ class Cursor:
                 self._reading.prepare(mark)
 
     def begin(self, work: Callable[[], object], iterator: Any = None, *, sampler: bool = True) -> None:
-        """Calls `work`, torch's code that draws the base seed of `iterator`, calls `iter(sampler)`, or does both.
+        """Calls `work`, which is torch's code. It draws the base seed of `iterator`, calls `iter(sampler)`, or both.
 
-        Random numbers drawn before the state was taken are replayed without advancing the caller's generators.
+        If a loaded state was taken after these random numbers had been drawn, the same numbers are drawn again, and
+        the caller's generators do not advance.
         """
         if self.sampling is not None and self.is_tracked and sampler:
             self.sampling.prepare()
@@ -208,7 +209,7 @@ class Cursor:
             iterator._base_seed = self.base_seed
 
     def keys(self, begun: Iterator[Any]) -> Iterator[Any]:
-        """Returns the keys of the steps not handed out yet. `begun` is torch's iterator over all steps."""
+        """Returns the keys of the remaining steps. `begun` is torch's iterator over all steps."""
         saved = self._saved
         if self.sampling is None or not self.is_tracked:
             return begun
@@ -329,7 +330,7 @@ def check_maker(value: object, seed: int | None) -> None:
 
 
 def loaded(loader: Any, value: Any) -> LoadedState:
-    """Parses a state from `state_of`, perhaps read from a file. Raises StateError if it does not fit the loader."""
+    """Parses a state from `state_of`. Raises StateError if the state is damaged or does not fit the loader."""
     state, cursor = State.parse(value), Cursor(loader)
     state.check(_about(loader, cursor))
     try:

@@ -1,7 +1,7 @@
 """Makes batches of tensors with the dataset's `__gather__`, which writes all rows into the slab at once.
 
-A gathered batch is equal to the batch that torch's default_collate makes of the samples. If this is not certain, or
-if anything raises an exception, the samples are fetched and collated instead, by torch's own code.
+A gathered batch is equal to the batch that torch's default_collate would make. If this is not certain, or if anything
+raises an exception, torch's own code fetches and collates the samples instead.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Gathered(NamedTuple):
 class TensorGather:
     """Gathers the batches of one worker. Checks once, with one sample, whether torch would stack such samples.
 
-    `has_run` is True if the last call ran `__gather__`. If that call returned None, the user's code may have drawn
-    random numbers. A caller that is not `seeded` cannot draw them again, so only datasets that do not run the
-    user's code are gathered for it.
+    `has_run` is True if the last call ran `__gather__`. The user's code may then have drawn random numbers, even if
+    the call returned None. Only a `seeded` caller can draw these numbers again. For other callers, datasets whose
+    `__gather__` may run the user's code are not gathered.
 
-    `late` is True if the batch is for another process, which then makes the tensors.
+    `late` is True if the batch is sent to another process, which makes the tensors.
     """
 
     has_run = False
@@ -87,7 +87,7 @@ class TensorGather:
 
 
 def is_closed(dataset: Any) -> bool:
-    """True if samples come from penstock's code alone: any other code might draw random numbers."""
+    """True if the samples are made by penstock's code alone. Any other code might draw random numbers."""
     kind = type(dataset)
     if kind is PackedRows:
         return is_closed(dataset.documents)
@@ -103,7 +103,7 @@ def is_closed(dataset: Any) -> bool:
 
 
 def _packs_closed(dataset: Any) -> bool:
-    """True unless packed rows are made of documents that may come from the user's code."""
+    """False if the dataset contains packed rows whose documents may come from the user's code."""
     return all(is_closed(leaf) for leaf in leaves_of(dataset) if isinstance(leaf, PackedRows))
 
 

@@ -34,8 +34,8 @@ from penstock.torch._status import begun_on_penstock
 class _Unprofiled(private.BaseIterator):  # type: ignore[misc]
     """Skips torch's own `__next__`, which spends 12 us on a profiler range even if no profiler is active.
 
-    torch's `__next__` is still called if a profiler is active, if the program has replaced torch's method, and for
-    streams, because torch's method warns about wrong lengths of streams.
+    torch's `__next__` is still called in three cases: a profiler is active, the program has replaced this method, or
+    the dataset is a stream. For streams, torch's method warns about wrong lengths.
     """
 
     _cursor: Cursor
@@ -248,7 +248,7 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
 
 
 def _except(keys: Iterator[Any], first: int, beyond: Collection[int]) -> Iterator[Any]:
-    """Returns the keys from step `first` on, without the steps in `beyond`, which were handed out already."""
+    """Returns the keys of the steps from `first` on, except for those in `beyond`, which were handed out already."""
     steps = zip(count(first), keys, strict=False)  # not a generator, which an exception of the sampler would end
     return map(itemgetter(1), filter(lambda step: step[0] not in beyond, steps))
 

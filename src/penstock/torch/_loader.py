@@ -489,7 +489,10 @@ def _kind_of_iterator(kind: type, loader: Any) -> type:
 
 
 def _new(kind: type, *args: Any, **kwargs: Any) -> Any:
-    """Replaces `__new__` of torch's iterators: loaders get penstock's iterators if adopted, or after `enable()`."""
+    """Replaces `__new__` of torch's iterators, so that torch loaders can get penstock's iterators.
+
+    A loader gets them if it is adopted (see `adopt`), or if `enable()` is in effect.
+    """
     loader: Any = args[0] if args else kwargs.get("loader")
     is_adopted = not isinstance(loader, DataLoader) and adopt(loader)
     if not is_adopted:

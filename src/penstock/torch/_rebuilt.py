@@ -35,7 +35,7 @@ def is_default(name: str, value: object) -> bool:
 
 @dataclass(frozen=True)
 class Given:
-    """A loader's arguments that torch's constructor does not have, without those that have their default values.
+    """A loader's arguments that torch's constructor does not have. Default values are left out.
 
     `auto` holds the names of the settings that penstock tunes. `by_blocks` is True for `shuffle="blocks"`.
     `own_order` is True if no sampler was given.

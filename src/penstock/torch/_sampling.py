@@ -1,4 +1,4 @@
-"""Reads the keys of an epoch from a torch loader's sampler. Saves random states so that a resume draws them again."""
+"""Reads the keys of an epoch from a torch loader's sampler. Saves random states, for resuming with the same keys."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Sampling:
         return self._marked(begun) if self._has_state(begun) else begun
 
     def _from_first(self, begun: Iterator[Any]) -> Iterator[Any]:
-        """Does the same as `fresh`, but only when the first keys are requested, because the sampler draws then."""
+        """Does the work of `fresh` for a sampler that draws random numbers only when its first keys are requested."""
         self._given = [each.get_state() for each in self.generators]
         self._note({})
         if self._is_torchs:
@@ -174,7 +174,7 @@ class Sampling:
         return map(_next_of, repeat(rest))
 
     def _rest(self, begun: Iterator[Any], states: dict[str, Any], mark: Mark | None) -> Iterator[Any]:
-        """Does the same as `resumed`, but asks the sampler for its first keys immediately."""
+        """Does the work of `resumed` when the first keys are requested."""
         if self._origin is not None and "epoch" in self._origin:
             self.sampler.set_epoch(self._origin["epoch"])
         return with_loan(TemporaryStates(states), self._open_rest, begun, mark)
@@ -251,8 +251,9 @@ _ORDERS = {RandomSampler: RandomSampler.__iter__, SequentialSampler: SequentialS
 def in_arrays(index: Any, begun: Iterator[Any]) -> Iterator[Any]:
     """Returns the batches of a torch BatchSampler as `Sealed` keys, which saves 0.4 us for each key.
 
-    The keys are drawn as torch draws them. `begun` is torch's iterator over the batches. This iterator is returned
-    unchanged for other samplers, or if the program has replaced one of torch's methods or already read from `begun`.
+    The keys are drawn as torch draws them. `begun` is torch's iterator over the batches. It is returned unchanged if
+    the sampler is of another class, if the program has replaced one of torch's methods, or if the program has already
+    read from `begun`.
     """
     fresh = inspect.isgenerator(begun) and inspect.getgeneratorstate(begun) == inspect.GEN_CREATED
     if not fresh or type(index) is not BatchSampler or BatchSampler.__iter__ is not _STEPS:
@@ -304,7 +305,7 @@ def _from(sampler: Any, seed: int | None, skip: int) -> Iterator[Any]:
 def _shuffled(n: int, generator: torch.Generator, skip: int) -> Iterator[int]:
     """Yields the keys of torch's RandomSampler, without the first `skip` keys.
 
-    At the end, draws and ignores a permutation, as torch does, so that the generator ends in the same state.
+    At the end, draws and discards a permutation, as torch does, so that the generator ends in the same state.
     """
     yield from torch.randperm(n, generator=generator)[skip:].tolist()
     torch.randperm(n, generator=generator)
@@ -426,11 +427,11 @@ class TemporaryStates:
 
 
 class Ahead:
-    """Random states for resuming an epoch whose base seed or order was not drawn yet.
+    """Random states for resuming an epoch whose base seed or order is still to be drawn.
 
-    The base seed or the order is then drawn from these states, without changing the caller's generators. If the
-    caller's generators already have these states, no Ahead is created: the loader then uses and advances the
-    caller's generators, as torch does.
+    The base seed or the order is drawn from these states, without changing the caller's generators. If the caller's
+    generators already have these states, no Ahead is created: the loader then uses and advances the caller's
+    generators, as torch does.
     """
 
     def __init__(self, states: dict[str, Any]) -> None:
@@ -438,7 +439,7 @@ class Ahead:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Ahead | None:
-        """Returns an Ahead for the result of `take_states`, or None if the global generators have these states."""
+        """Returns an Ahead for the result of `take_states`, or None if the generators already have these states."""
         return None if take_states(plain) == dict(plain) else cls(parse_states(plain))
 
     def lent(self, work: Callable[..., Any], *args: Any) -> Any:
@@ -446,7 +447,7 @@ class Ahead:
         return with_loan(_Continued(self), work, *args)
 
     def steps(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """Returns `steps`, but reads the first step with these states, because reading it draws the order."""
+        """Returns `steps`. The first step is read with these random states, because reading it draws the order."""
         return map(partial(self._next, steps), count())
 
     def _next(self, steps: Iterator[Any], number: int) -> Any:

@@ -1,4 +1,4 @@
-"""torch's semantics: the rules, and the sessions of loaders (penstock's or torch's own) that follow these rules."""
+"""torch's semantics, and the sessions of the loaders that follow them."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class TorchSemantics:
         return {}  # nothing is bundled, retried or read ahead of the epoch
 
     def run(self, session: Session) -> Run:
-        """Returns a run over the steps not handed out yet. torch has already called `iter()` on the sampler."""
+        """Returns a run over the remaining steps. torch has already called `iter()` on the sampler."""
         cursor = self._cursor
         begun = self._iterator._sampler_iter
         if cursor.is_stream:

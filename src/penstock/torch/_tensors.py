@@ -120,7 +120,7 @@ def _quietly(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def cast(tensor: torch.Tensor, field: FieldCast, empty: Empty) -> torch.Tensor:
-    """Converts the tensor to the field's dtype, if there is one, and uses memory from `empty` if possible."""
+    """Converts the tensor to the field's dtype, if the field has one, in memory allocated by `empty` if possible."""
     known = NATIVE.get(tensor.dtype)
     kind = "f" if tensor.is_floating_point() else "" if known is None else known.kind
     name = field.wanted(kind, "a tensor of ", tensor.dtype)
@@ -152,7 +152,7 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _storage_reducer() -> Reduce:
-    """Returns a reducer for one pickle. Memory that several tensors share is pickled once, out of band."""
+    """Returns a reducer for a single pickle. Memory shared by several tensors is pickled only once, out of band."""
     of_memory: dict[int, Any] = {}
 
     def reduce_storage(storage: Any) -> Any:
@@ -196,7 +196,7 @@ def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: 
 
 
 def _describe(tensor: torch.Tensor) -> tuple[MakeLeaf, Shape, Any, torch.Tensor] | None:
-    """Splits a tensor into a MakeLeaf, its shape, dtype and bytes. Returns None if only torch can pickle it."""
+    """Returns a MakeLeaf and the tensor's shape, dtype and bytes, or None if only torch can pickle the tensor."""
     plain = tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_nested
     if not plain or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
         return None

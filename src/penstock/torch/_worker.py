@@ -218,7 +218,7 @@ class Replica:
 
 
 class TorchFailure(NamedTuple):
-    """A worker's exception, wrapped by torch: its type is kept, and its text includes the worker's traceback."""
+    """A worker's exception, wrapped by torch. The type is kept, and the text includes the worker's traceback."""
 
     wrapped: bytes  # pickled; empty if the exception cannot be pickled
     text: str
