@@ -1,10 +1,10 @@
 """The datasets that the methods of `Dataset` return: `map`, `filter`, `select`, `repeat`, `shuffle`, `with_lengths`.
 
 `Subset`, `ConcatDataset` and `StackDataset`, which other methods return, are in `_dataset.py`. `_nested.py` maps
-the keys of a dataset to those of the datasets that it wraps.
+the keys of a dataset to the keys of the wrapped datasets.
 
-Special methods that a stage passes on (`__getitems__`, `__gather__`, `__foresee__`, `__lengths__`) are properties.
-They raise AttributeError if the wrapped dataset lacks the method.
+Special methods that a stage forwards (`__getitems__`, `__gather__`, `__foresee__`, `__lengths__`) are properties.
+Such a property raises AttributeError if the wrapped dataset lacks the method.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _survey: Survey | None = None
 
 
 def survey_by(survey: Survey) -> None:
-    """Sets the function that reads all samples. That function uses a loader, which this package cannot import."""
+    """Sets the `Survey` function. The function uses a loader, and this package cannot import loaders."""
     global _survey
     _survey = survey
 
@@ -157,7 +157,7 @@ def noted(error: Exception, note: str) -> Exception:
 
 
 def passed(name: str, inside: str = "dataset") -> Any:
-    """Returns a property that forwards the attribute `name` of the wrapped dataset, if it has one."""
+    """Returns a property that forwards the attribute `name` of the wrapped dataset, if that attribute exists."""
 
     def get(self: Any) -> Any:
         inner = getattr(self, inside)
@@ -219,7 +219,8 @@ class SameKeys(Dataset[T_co]):
 class MappedDataset(SameKeys[T_co]):
     """The samples of a dataset, each passed through a function: see `Dataset.map`.
 
-    `called` names the method or argument in messages. `convert` converts the function's result, perhaps to an int.
+    `called` is the name of the method or argument, for messages. `convert`, if given, converts the results of the
+    function.
     """
 
     def __init__(
@@ -243,7 +244,7 @@ class MappedDataset(SameKeys[T_co]):
 
     @property
     def __getitems__(self) -> Callable[[Sequence[Any]], list[Any]]:
-        """Reads all samples, then calls the function on each.
+        """Reads all samples, then calls the function on each sample.
 
         The attribute is missing if the wrapped dataset has no `__getitems__`.
         """
@@ -301,7 +302,7 @@ class MeasuredDataset(SameKeys[T_co]):
         self._lengths = None if callable(lengths) else _checked_lengths(lengths, dataset)
 
     def __lengths__(self) -> NDArray[np.int64]:
-        """Returns the length of each sample as int64. If the user gave a function, it runs only in the first call."""
+        """Returns the length of each sample as int64. A function given by the user runs only in the first call."""
         if self._lengths is None:
             assert self._measure is not None
             convert = partial(_length_in, self._called)

@@ -1,8 +1,8 @@
 """The streams that the methods of `IterableDataset` return: `map`, `filter`, `batch` and `shuffle`.
 
 Each stage wraps another stream and reads it item by item. The state of a stage includes the state of the wrapped
-stream, so both can be resumed exactly. If the wrapped stream has no state, the stage has none either, and a loader
-resumes by reading from the beginning.
+stream, so the stage and the wrapped stream can both be resumed exactly. If the wrapped stream has no state, the stage
+has no state. A loader then resumes by reading from the beginning.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class WrappedStream(IterableDataset[T_co]):
         return StageReader(self, mark, start)
 
     def _beginning(self) -> Mark:
-        """Returns the mark at which a new pass begins."""
+        """Returns the mark (the saved position) at which a new pass begins."""
         found: Mark | None = None
         if self._end is not None:
             with suppress(StateError):
@@ -142,7 +142,7 @@ class StageReader:
         self._open(mark, mark)
 
     def _position(self) -> Mark | None:
-        """Returns the position in the wrapped stream, or None if it is unknown after an exception."""
+        """Returns the position in the wrapped stream, or None if an exception has made the position unknown."""
         return self._start if self._reading.read == self._start.read else self._reading.mark()
 
     def _known(self, mark: Mark | None) -> dict[str, Any]:
@@ -252,10 +252,10 @@ class BatchedStream(WrappedStream[Any]):
 
 
 class ShuffledStream(WrappedStream[T_co]):
-    """A stream whose samples are shuffled in groups of `buffer`: see `IterableDataset.shuffle`.
+    """A stream whose samples are shuffled in groups of `buffer` samples: see `IterableDataset.shuffle`.
 
-    In a loader with penstock's semantics, the order depends on `seed` and on the loader's seed and epoch. Elsewhere,
-    the order depends on `seed` and on `epoch`, which counts the passes.
+    In a loader with penstock's semantics, the order depends on `seed` and on the loader's seed and epoch. Without
+    such a loader, the order depends on `seed` and on `epoch`, which counts the passes.
     """
 
     def __init__(self, dataset: Iterable[Any], buffer: int, seed: int = 0) -> None:
@@ -269,7 +269,7 @@ class ShuffledStream(WrappedStream[T_co]):
             inner = inner.dataset
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the number of the next pass. A loader with penstock's semantics ignores it."""
+        """Sets the number of the next pass. Loaders with penstock's semantics ignore this number."""
         self.epoch = epoch
 
     def _reader(self, mark: Mark | None, start: Mark) -> ShuffledReader:
@@ -293,8 +293,9 @@ class ShuffledReader(StageReader):
     The items of each window (`buffer` items) are handed out in random order. For each item handed out, one item of
     the next window is read, so at most `buffer` items are held.
 
-    The state is small, because it holds no items. It has the stream's position at the beginning of the window, and
-    the number of items of the window that were handed out. After a resume, at most two windows are read again.
+    The state is small, because it holds no items. It holds the stream's position at the beginning of the current
+    window, and the number of items of this window that were handed out. After a resume, at most two windows are read
+    again.
     """
 
     # Rejected: exchanging each item for a random one in the buffer. An item could then stay in the buffer for ever,

@@ -1,4 +1,4 @@
-"""Figures that show where a loader's time goes and what to do about it."""
+"""Figures that show where a loader's time goes and what to improve."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -17,7 +17,7 @@ LEAST_SECONDS = 0.2
 
 
 class Facts:
-    """The numbers behind a verdict, from the current epoch or, if that is too short, from all epochs."""
+    """The numbers behind a verdict, from the current epoch or, if the current epoch is too short, from all epochs."""
 
     def __init__(self, stats: Stats) -> None:
         self.stats = stats
@@ -96,7 +96,7 @@ class Facts:
 
     @property
     def usual_waits(self) -> float:
-        """The time in seconds that the loop would have waited if every wait had been as long as the median."""
+        """The seconds that the loop would have waited if every wait had been as long as the median wait."""
         return self.period.waits.median * self.period.batches
 
     # The workers.
@@ -106,7 +106,7 @@ class Facts:
 
     @cached_property
     def busy(self) -> float:
-        """The workers' busy time in seconds, summed over workers. Without workers, the loop's own loading time."""
+        """The workers' busy time in seconds, summed over workers. Without workers: the loop's own loading time."""
         return max(1e-9, self._sum("busy") or (0.0 if self.workers else self.waited))
 
     @cached_property
@@ -121,7 +121,8 @@ class Facts:
     def idle_share(self, why: str) -> float:
         """Returns the share of the workers' time in which they were idle for the reason `why`.
 
-        "task": they had no task although the loop waited. "room": enough batches were ready.
+        The reason "task" means that the loop waited, but the workers had no task. The reason "room" means that enough
+        batches were ready.
         """
         return self._sum(f"waited_{why}") / self.present
 
@@ -193,7 +194,7 @@ class Facts:
 
     @property
     def only_wants_cpu(self) -> bool:
-        """True if workers mostly computed or waited for a processor, even if other figures show them as idle."""
+        """True if workers mostly computed or waited for a processor. Other figures may show such workers as idle."""
         computed = self.delayed + self._sum("cpu")
         return not self.elsewhere and self.delayed >= 0.25 * self.present and computed >= 0.75 * self.present
 
@@ -235,7 +236,7 @@ class Facts:
 
     @property
     def slow(self) -> list[SlowSample]:
-        """Those of the ten slowest samples that took at least 20 times the median time, without duplicates."""
+        """The samples, among the ten slowest, that took at least 20 times the median time. Each is listed once."""
         slow: dict[int | str, SlowSample] = {}
         for sample in self.period.slowest:
             if sample.seconds >= 20 * self.median_sample:

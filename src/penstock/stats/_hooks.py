@@ -36,7 +36,7 @@ class StatsHook:
         self._threads: set[int] = set()  # the threads that are calling the function now
 
     def call(self, stats: Stats) -> None:
-        """Calls the function. Does nothing in a forked child, or if the function itself is the caller."""
+        """Calls the function. Does nothing in a forked child, or if this thread is inside the function already."""
         me = get_ident()
         if os.getpid() != self._pid or me in self._threads:
             return
@@ -110,7 +110,7 @@ class Turns:
             self._call(hooks, now, stats())
 
     def epoch_ended(self, now: float, stats: Callable[[], Stats]) -> None:
-        """Calls all hooks with `stats()`, and logs a line. Further calls for the same epoch do nothing."""
+        """Passes the result of `stats()` to all hooks, and logs a line. More calls for the same epoch do nothing."""
         logs = _logger_is_on()
         if _hooks or logs:
             figures = stats()

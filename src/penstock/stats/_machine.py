@@ -1,8 +1,8 @@
 """Finds out which resources a loader may use on this machine and in this process's control groups (cgroups).
 
-The lowest limit among the process's cgroup and its ancestors applies. Version 2 of cgroups has a single hierarchy,
-version 1 has one for each controller (such as "cpu"), and both may be mounted. A missing or malformed file counts as
-no limit.
+A cgroup and each of its ancestors may have a limit. The lowest of these limits applies. Version 2 of cgroups has a
+single hierarchy. Version 1 has one hierarchy for each controller (such as "cpu"). Both versions may be mounted. A
+missing or malformed file counts as no limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.stats._figures import Machine
 
 
 def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Path = Path("/")) -> Machine:
-    """Returns the resources that this process and its workers may use, and how long CPU limits throttled them.
+    """Returns the resources that this process and its workers may use, and the time lost to CPU limits.
 
     The call takes 0.2 ms. `workers` has the ids of the workers' processes or threads. `throttled_before` is the
     result of `throttled` at the start of the measurement. `/proc` and `/sys` are looked up under `root`.
@@ -58,7 +58,10 @@ def _swapped(root: Path, pid: int | str) -> int:
 
 @cache  # because a process rarely moves to another cgroup, and finding its folders takes 1 ms
 def _groups(root: Path, controller: str) -> tuple[str, ...]:
-    """Returns the folders of this process's cgroups and their ancestors. `controller` is "cpu" or "memory"."""
+    """Returns the folders of this process's cgroups and of the ancestors of these cgroups.
+
+    `controller` is "cpu" or "memory".
+    """
     folders: list[Path] = []
     for kind, path in _memberships(root, controller):
         for mounted, where in _mounts(root, controller, kind):

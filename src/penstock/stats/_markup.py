@@ -3,7 +3,7 @@
 Text from the user becomes HTML only through the function `text`.
 
 The labels of a chart are HTML elements beside the SVG, positioned by percentages. Text inside the SVG would be
-stretched with it, or too small to read on a phone. The SVG has 1000 by 100 units, which stretch to any size.
+stretched, or would be too small to read on a phone. The SVG has 1000 by 100 units, which stretch to any size.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def plot(
 
 
 def _labels(side: str, places: Iterable[tuple[float, str]]) -> str:
-    """Returns labels that are centred on their positions, except at the ends, where they stay inside the plot."""
+    """Returns labels that are centred on their positions. Labels at the ends are moved to stay inside the plot."""
     ends = {True: ' class="first"', False: ' class="last"'}
     return "".join(
         f'<span{ends[at < 0.5] if abs(at - 0.5) > 0.48 else ""} style="{side}:{at:.4%}">{escape(text)}</span>'
@@ -93,7 +93,7 @@ def scale(most: float) -> list[float]:
 
 
 def whole_scale(most: int) -> list[float]:
-    """Does the same as `scale`, but for counts: if `most` is 4 or less, returns every integer."""
+    """Does the same as `scale`, but for counts. If `most` is 1 to 4, returns every integer from 0 to `most`."""
     return scale(most) if most > 4 else [float(i) for i in range(max(most, 1) + 1)]
 
 
@@ -126,7 +126,7 @@ def legend(*entries: tuple[str, str]) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[int] = (0,), name: str = "") -> str:
-    """Returns an HTML table with the id `name`. Cells must be HTML already. `texts` lists the text columns."""
+    """Returns an HTML table with the id `name`. Cells must be HTML. `texts` has the indices of text columns."""
     kinds = [' class="text"' if i in texts else "" for i in range(len(heads))]
     head = "".join(f"<th{kind}>{escape(text)}</th>" for kind, text in zip(kinds, heads, strict=True))
     body = "".join(

@@ -49,9 +49,9 @@ PARTS = (
 
 
 def thinned(history: Sequence[Moment]) -> list[Moment]:
-    """Returns BEGINNING and at most MOST_MOMENTS evenly spaced moments. The last moment is always included.
+    """Returns BEGINNING (time 0), followed by at most MOST_MOMENTS evenly spaced moments of the history.
 
-    Without a history, returns an empty list.
+    The last moment of the history is always included. If the history is empty, returns an empty list.
     """
     step = math.ceil(len(history) / MOST_MOMENTS) or 1
     return [BEGINNING, *history[::-1][::step][::-1]] if history else []
@@ -245,7 +245,7 @@ def _hits(buckets: Sequence[Bucket]) -> Iterator[str]:
 
 
 def _filled(buckets: Sequence[Bucket]) -> list[Bucket]:
-    """Returns the non-empty buckets, with empty buckets of the same relative width in the gaps between them."""
+    """Returns the non-empty buckets. Gaps are filled with empty buckets of the same relative width."""
     filled: list[Bucket] = []
     for bucket in buckets:
         while bucket.count and filled and filled[-1].high < bucket.low * 0.99:

@@ -32,7 +32,7 @@ class Published:
 
 
 def publish(by: object, stats: Stats) -> None:
-    """Makes the figures visible in `penstock top`, until newer ones are published or `by` is deallocated."""
+    """Makes the figures visible in `penstock top`, until newer figures are published or `by` is deallocated."""
     page.publish(by, to_text(stats))
 
 
@@ -42,7 +42,7 @@ def to_text(stats: Stats) -> bytes:
 
 
 def _figures_in(kind: type) -> dict[str, tuple[type, bool]]:
-    """Maps each field with nested figures to (class of these figures, True if the field is a tuple of them)."""
+    """Maps the name of each field that holds figures to (class of the figures, True if the field is a tuple)."""
     found = {}
     for name, hint in get_type_hints(kind).items():
         for part in get_args(hint) or (hint,):

@@ -1,7 +1,7 @@
 """Writes a trace of a loader, in the JSON format that Perfetto and chrome://tracing open.
 
 The file is a JSON array with one event on each line. Events are collected in memory and written in groups. If the
-program is killed, the last events are lost and the closing bracket is missing, which both viewers accept.
+program is killed, the last events are lost and the closing bracket is missing. Both viewers can open such a file.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Trace:
         self._span(_CALLER, name, began, ended, _arguments(details))
 
     def task(self, record: TracedTask, worker: str, keys: str = "") -> None:
-        """Records a worker's task, and the worker's wait before it."""
+        """Records a worker's task, and the worker's wait before the task."""
         seat, began, fetched, made, ended, _, epoch, step, steps = record
         row = _FIRST_WORKER + seat
         if row not in self._ended:

@@ -109,7 +109,7 @@ class Stated:
 
 
 class Laws(Stated):
-    """Base class for test suites with laws for backends. It has settings, and tools for writing laws."""
+    """Base class for test suites with laws for backends. Holds settings, and tools for writing laws."""
 
     backend: str = ""
     settings: Mapping[str, Any] = {}

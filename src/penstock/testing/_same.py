@@ -150,7 +150,7 @@ def _state(loader: Any) -> Any:
 
 
 def _default_settings(make_loader: Callable[..., Any]) -> list[dict[str, Any]]:
-    """Returns the settings in EVERYWHERE, without those for threads if the loader does not support threads."""
+    """Returns the settings in EVERYWHERE. Leaves out the thread settings if the loader does not support threads."""
     try:
         with _opened(make_loader, {"num_workers": 2, "backend": "thread"}):
             return list(EVERYWHERE)
@@ -233,7 +233,7 @@ def _between_parts(one: Any, other: Any, at: str, within: _Within) -> str | None
 
 
 def _parts(whole: Any) -> tuple[str, list[tuple[Any, str, Any]]]:
-    """Splits an object into parts to compare. Returns their kind, and a tuple (name, path, value) for each part.
+    """Splits an object into parts to compare. Returns the kind of the parts, and (name, path, value) for each part.
 
     The kind is "keys", "elements" or "attributes". Data that pickle saves in addition to the attributes has an empty
     name and an empty path.

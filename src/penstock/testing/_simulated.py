@@ -60,7 +60,7 @@ _slept: list[float] = []  # how long each step that is being filled has slept, t
 
 
 def sleep(seconds: float) -> None:
-    """Makes the current step take this many more seconds of virtual time. Call it from a dataset.
+    """Makes the current step take this many more seconds of virtual time. Call `sleep` from a dataset.
 
     Does nothing outside a simulation.
 
@@ -77,7 +77,7 @@ def sleep(seconds: float) -> None:
 
 
 class _PostedTask:
-    """A posted task. `worker` is the id of the worker that has claimed it, or None."""
+    """A posted task. `worker` is the id of the worker that has claimed the task, or None before a claim."""
 
     worker: int | None = None
     used = 0  # the number of bytes used in its slab
@@ -188,7 +188,7 @@ class SimulatedBackend(Backend):
                 worker.runner.look_up()
 
     def flush(self) -> None:
-        """Lets workers act until `choose` picks "return", because real workers may act at any time."""
+        """Lets workers act until `choose` picks "return". Real workers may act at any time, also during `flush`."""
         while len(actions := [Action("return"), *self._actions()]) > 1:
             action = self._simulation.chosen(actions)
             if action.kind == "return":

@@ -194,7 +194,7 @@ class Stateful(Countdown):
 
 
 class Unsendable:
-    """A key, or a change to pass to `update`, that cannot be sent to a worker. Pickling it raises LookupError."""
+    """A key, or a change to pass to `update`, that cannot be sent to a worker. Pickling raises LookupError."""
 
     def __call__(self, dataset: Any) -> None:
         dataset.size = -1

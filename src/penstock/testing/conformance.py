@@ -39,21 +39,22 @@ class Suite(LoaderLaws, ProtocolLaws):
 
     - `backend`: the registered name. `settings`: additional arguments for every loader.
     - `workers`: the number of workers of each loader (2 by default; 0 checks the plain loop).
-    - `loses_workers`: True if a worker can die while the caller lives on. `kill(loader)` must kill one worker. By
-      default, it calls the `kill()` and `join(timeout)` methods of the first of `loader.workers`.
-    - `own_generators`: True if each worker has its own `random` and `numpy.random` generators. Threads do not.
+    - `loses_workers`: True if a worker can die while the caller lives on. `kill(loader)` must kill one worker. The
+      default `kill` calls the `kill()` and `join(timeout)` methods of the first of `loader.workers`.
+    - `own_generators`: True if each worker has its own `random` and `numpy.random` generators. Threads share the
+      generators of the process.
     - `blocks`: True if the caller continues to run while a dataset waits in a worker.
     - `seats`: True if a task can be posted for a particular worker. Only penstock.torch needs this.
     - `nothing_is_left()`: called after each law. It must raise if the backend has left anything behind.
-    - `setup_method()` and `teardown_method()`: called before and after each law. If you override them, also call the
-      methods of `super()`.
+    - `setup_method()` and `teardown_method()`: called before and after each law. An override must also call the
+      method of `super()`.
     """
 
 
 def check(*, only: str = "", **told: Any) -> list[str]:
     """Checks all laws, and returns those that were skipped, each with its reason.
 
-    Raises `BrokenLaw` if a law is broken. The arguments are attributes and methods of `Suite`, as in
-    `check(backend="mine", workers=3)`. If `only` is given, only the laws whose names contain this text are checked.
+    Raises `BrokenLaw` if a law is broken. If `only` is given, only the laws whose names contain this text are
+    checked. All other arguments are attributes and methods of `Suite`, as in `check(backend="mine", workers=3)`.
     """
     return check_each(type("Checked", (Suite,), told), only)

@@ -278,7 +278,7 @@ def check(
 
     Raises `BrokenLaw` if a law is broken. `make(paths, **files)` makes a dataset. `paths` are the paths of files in
     the format. The folder of the files is copied, so it should be small and contain nothing else. If `only` is given,
-    only the laws whose names contain this text are checked. Other arguments (`told`) set attributes of `Suite`.
+    only the laws whose names contain this text are checked. All other arguments set attributes of `Suite`.
     """
     given = [Path(path).absolute() for path in paths]
 

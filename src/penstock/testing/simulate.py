@@ -2,8 +2,8 @@
 
 Time is virtual, and the test chooses the order of events. Everything in penstock except the backend is real. The
 workers are objects, and the calling thread runs the user's code for them. A function named `choose` decides what
-happens next: it receives a list of all actions that are possible now, and returns the index of one. So a race is a
-list of numbers. Hypothesis can search for such a list, and a test can replay it.
+happens next: it receives a list of all possible next actions, and returns the index of the chosen action. So a
+race is a list of numbers. Hypothesis can search for such a list, and a test can replay the list.
 
     >>> import penstock
     >>> from penstock.testing import simulate
@@ -63,9 +63,9 @@ class Kill:
     """A fault that makes a worker die instead of doing `action`. The fault happens `times` times.
 
     `Kill("claim", step=3)` kills a worker that is about to claim step 3. `Kill("fill", step=3)` kills a worker that
-    has claimed the step but not done it, and `Kill("report", step=3)` one that has done the step but not reported it.
-    `Kill("start", seat=1, times=4)` makes four workers in seat 1 (the second slot for a worker) crash at start-up. A
-    field that is None matches anything.
+    has claimed step 3 but not done it. `Kill("report", step=3)` kills a worker that has done step 3 but not reported
+    it. `Kill("start", seat=1, times=4)` makes four workers in seat 1 (the second worker slot) crash at start-up.
+    A field that is None matches anything.
     """
 
     action: str
@@ -141,7 +141,7 @@ _numbers = itertools.count(1)
 class Simulation:
     """Registers a simulated backend for a `with` block.
 
-    In the block, use it as `DataLoader(..., num_workers=2, backend=simulation.name)`.
+    In the block, use the backend as in `DataLoader(..., num_workers=2, backend=simulation.name)`.
 
     - `choose`: the function that decides what happens next (by default `seeded(0)`).
     - `faults`: the faults to inject.

@@ -11,9 +11,9 @@ import penstock
 class Planned:
     """A sampler of the keys that a penstock loader with these settings would read.
 
-    Each pass yields the keys of the next epoch, unless `set_epoch` has chosen another one. The torch loader plans its
-    batches itself and does not read this sampler. It passes the sampler to torch's constructor, so that frameworks
-    see an ordinary loader and may wrap the sampler.
+    Each pass yields the keys of the next epoch, unless `set_epoch` has chosen another epoch. The torch loader plans
+    its batches itself and does not read this sampler. It passes the sampler to torch's constructor, so that
+    frameworks see an ordinary loader and may wrap the sampler.
     """
 
     def __init__(self, dataset: Any, order: dict[str, Any], settings: dict[str, Any]) -> None:
@@ -57,7 +57,10 @@ class PlannedKeys(Planned):
 
 
 def planned_in(loader: Any) -> Planned | None:
-    """Returns the loader's `Planned` sampler, or None if there is none or a framework has replaced or wrapped it."""
+    """Returns the loader's `Planned` sampler, or None if the loader has no such sampler.
+
+    A framework may have replaced or wrapped the sampler.
+    """
     batches = getattr(loader, "batch_sampler", None)
     found = batches if isinstance(batches, Planned) else getattr(batches, "sampler", None)
     return found if isinstance(found, Planned) else None

@@ -79,7 +79,7 @@ def explained(samples: Any) -> Any:
 
 
 def explain(error: Exception, samples: Any) -> None:
-    """Adds a note that says which field and rows do not fit together. penstock's own collate finds them."""
+    """Adds a note that says which field and rows do not fit together. penstock's own collate makes the note."""
     try:
         penstock.collate.default_collate(samples)
     except CollateError as found:

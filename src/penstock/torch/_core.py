@@ -215,7 +215,7 @@ def core_of(loader: Any) -> Core:
 
 
 def _fits(core: Core, settings: dict[str, Any]) -> bool:
-    """True if the core has these settings. The number of workers may differ, as another thread may be changing it."""
+    """True if the core has these settings. The number of workers may differ: another thread may be setting it."""
     if core.given == settings:
         return True
     # A thread that sets `num_workers` changes the core before the loader. Another thread may look in between.
@@ -281,7 +281,7 @@ def _order(loader: Any) -> dict[str, Any]:
 
 
 def _seedable(sampler: Any) -> Any:
-    """Returns penstock's equivalent of a torch sampler, or the sampler itself if there is none."""
+    """Returns penstock's equivalent of a torch sampler, or the sampler itself if penstock has no equivalent."""
     if type(sampler) is RandomSampler:
         return penstock.RandomSampler(sampler.data_source, sampler.replacement, sampler.num_samples)
     if type(sampler) is theirs.SubsetRandomSampler:

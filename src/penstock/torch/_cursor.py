@@ -51,7 +51,7 @@ class CopyPosition:
             self.mark, self.more = mark, 0
 
     def next_epoch(self) -> CopyPosition:
-        """Returns the start of the next epoch. This is unknown if the end of the current epoch was not saved."""
+        """Returns the start of the next epoch. The start is unknown if the end of the current epoch was not saved."""
         mark = known(self.mark)
         return CopyPosition(self.mark if mark is None else mark.next_epoch())
 
@@ -72,8 +72,8 @@ class LoadedState(NamedTuple):
     """A resume state, parsed and checked.
 
     `origin` and `given` are the attributes of `Sampling` with these names. `states` holds the random states in
-    `origin`, parsed for `TemporaryStates`. `ahead` is the argument for `Ahead.of`. It is empty if the order and the
-    base seed were drawn before the state was taken.
+    `origin`, parsed for `TemporaryStates`. `ahead` is the argument for `Ahead.of`. `ahead` is empty if the order and
+    the base seed were drawn before the state was taken.
     """
 
     plain: Mapping[str, Any]
@@ -88,7 +88,7 @@ class LoadedState(NamedTuple):
 
 
 class Cursor:
-    """The position of one iterator, which starts at the beginning of an epoch or from a saved state.
+    """The position of one iterator. The iterator starts at the beginning of an epoch or from a saved state.
 
     `before` is the cursor of the loader's previous epoch. `lives` is True if the workers of that epoch are reused.
     """
@@ -188,10 +188,10 @@ class Cursor:
                 self._reading.prepare(mark)
 
     def begin(self, work: Callable[[], object], iterator: Any = None, *, sampler: bool = True) -> None:
-        """Calls `work`, which is torch's code. It draws the base seed of `iterator`, calls `iter(sampler)`, or both.
+        """Calls `work`, torch's code that draws the base seed of `iterator`, calls `iter(sampler)`, or does both.
 
-        If a loaded state was taken after these random numbers had been drawn, the same numbers are drawn again, and
-        the caller's generators do not advance.
+        `work` may draw random numbers. If a loaded state was taken after the original draw, `work` draws the same
+        numbers again, and the caller's generators do not advance.
         """
         if self.sampling is not None and self.is_tracked and sampler:
             self.sampling.prepare()
@@ -229,7 +229,10 @@ class Cursor:
             self._fetcher = fetcher
 
     def passed(self, step: int, mark: bytes | None, worker: int) -> None:
-        """Records that a worker's batch or error was handed out. `mark` is the position sent with it, if any."""
+        """Records that a worker's batch or error was handed out.
+
+        `mark` is the position that the worker sent with this result, or None.
+        """
         self.progress.passed(step, None if self.sampling is None else self.sampling.handed_out(step))
         if self._copies:
             self._copies[worker].moved(mark)

@@ -1,7 +1,7 @@
 """Makes batches of tensors with the dataset's `__gather__`, which writes all rows into the slab at once.
 
-A gathered batch is equal to the batch that torch's default_collate would make. If this is not certain, or if anything
-raises an exception, torch's own code fetches and collates the samples instead.
+A gathered batch is equal to the batch that torch's default_collate would make. If equality is not certain, or if
+anything raises an exception, torch's own code fetches and collates the samples instead.
 """
 
 from __future__ import annotations

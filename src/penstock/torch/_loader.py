@@ -491,7 +491,7 @@ def _kind_of_iterator(kind: type, loader: Any) -> type:
 def _new(kind: type, *args: Any, **kwargs: Any) -> Any:
     """Replaces `__new__` of torch's iterators, so that torch loaders can get penstock's iterators.
 
-    A loader gets them if it is adopted (see `adopt`), or if `enable()` is in effect.
+    A torch loader gets penstock's iterators if the loader is adopted (see `adopt`), or if `enable()` is in effect.
     """
     loader: Any = args[0] if args else kwargs.get("loader")
     is_adopted = not isinstance(loader, DataLoader) and adopt(loader)
@@ -540,8 +540,9 @@ setattr(DataLoader, private.ITERATOR_METHOD, _iterate)
 class enable:
     """Makes every torch loader in this process use penstock's engine from now on.
 
-    As a context manager, it restores the previous setting at the end of the block. Calling it twice has no further
-    effect. A loader that has its own iterator class keeps torch's engine, and one warning per loader class says so.
+    As a context manager, `enable()` restores the previous setting at the end of the block. A second call has no
+    further effect. A loader that has its own iterator class keeps torch's engine, and one warning per loader class
+    says so.
 
     >>> import penstock.torch
     >>> with penstock.torch.enable():

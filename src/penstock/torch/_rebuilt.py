@@ -2,8 +2,8 @@
 
 accelerate, Ray Train and Opacus create a loader of torch's class from the attributes that torch's constructor has
 set, and would drop every argument that only penstock has. Lightning creates a loader of the same class from
-`vars(loader)`. All of them pass on `timeout`, so `timeout` is a number that also carries a `Given`. A loader created
-with such a number uses penstock's iterators with these arguments, or raises an error.
+`vars(loader)`. All of these libraries pass on `timeout`. So `timeout` is a number that also carries penstock's own
+arguments, as a `Given`. A loader created with such a `timeout` uses penstock's iterators or raises an error.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Given:
     def split(self) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
         """Returns three dicts: penstock's arguments (with defaults), "auto" settings, and block-shuffling settings.
 
-        `dtype` and `casting` are left out, because `cast` holds them.
+        `dtype` and `casting` are left out, because `cast` holds both settings.
         """
         ours = {name: self.arguments.get(name, default) for name, default in DEFAULTS.items()}
         window = ours.pop("window")
@@ -91,7 +91,7 @@ class _Seconds(_Number, float):
 
 
 def with_given(timeout: Any, given: Given) -> Any:
-    """Returns `timeout` as a number that carries the arguments, or as a plain number if there are none."""
+    """Returns `timeout` as a number that carries `given`, or as a plain number if `given` is empty."""
     if not isinstance(timeout, (int, float)) or isinstance(timeout, bool):
         return timeout
     whole = isinstance(timeout, int)

@@ -33,7 +33,7 @@ _TORCHS = {*_RANDOM, SequentialSampler, data.DistributedSampler}
 
 
 def sampler_of(loader: Any) -> Any:
-    """Returns the user's own batch sampler, or the loader's sampler of single keys if there is none."""
+    """Returns the user's own batch sampler or, without a batch sampler, the loader's sampler of single keys."""
     index = loader._index_sampler
     return index.sampler if type(index) is BatchSampler else index
 
@@ -92,7 +92,7 @@ class Sampling:
 
     @property
     def draws_from(self) -> set[str]:
-        """The names of the global generators that the sampler may still use: none once it has drawn its keys."""
+        """The names of the global generators that the sampler may still use. Empty after the keys were drawn."""
         if self.origin is not None or type(self.sampler) in (list, tuple, range):
             return set()
         if not self._is_torchs:
@@ -101,7 +101,7 @@ class Sampling:
 
     @property
     def given(self) -> list[str]:
-        """The states of `generators` before the sampler drew its keys, or the current ones if no pass is active."""
+        """The states of `generators` before the sampler drew its keys, or the current states if no pass is active."""
         given = self._given
         if given is None or self._progress.steps == self._last:
             return texts_of(self.generators)
@@ -120,7 +120,7 @@ class Sampling:
             with_loan(TemporaryStates({}, self.generators), self._reading.prepare, mark)
 
     def prepare(self) -> None:
-        """Saves the random states before torch calls `iter()` on the sampler, which may draw numbers."""
+        """Saves the random states before torch calls `iter()` on the sampler. This call may draw random numbers."""
         if not self._batched and not self._is_torchs:
             self._before = take_states()
             self._given = [each.get_state() for each in self.generators]
@@ -195,7 +195,7 @@ class Sampling:
         return self._marked()
 
     def _has_drawn(self, begun: Iterator[Any]) -> bool:
-        """True if `iter()` on the sampler may already have drawn random numbers. Only a user's sampler does this."""
+        """True if `iter()` on the sampler may already have drawn random numbers. Only samplers of users do so."""
         return not (self._batched or self._is_torchs or inspect.isgenerator(begun))
 
     def _steps(self, keys: Iterator[Any]) -> Iterator[Any]:
@@ -251,9 +251,9 @@ _ORDERS = {RandomSampler: RandomSampler.__iter__, SequentialSampler: SequentialS
 def in_arrays(index: Any, begun: Iterator[Any]) -> Iterator[Any]:
     """Returns the batches of a torch BatchSampler as `Sealed` keys, which saves 0.4 us for each key.
 
-    The keys are drawn as torch draws them. `begun` is torch's iterator over the batches. It is returned unchanged if
-    the sampler is of another class, if the program has replaced one of torch's methods, or if the program has already
-    read from `begun`.
+    The keys are drawn as torch draws them. `begun` is torch's iterator over the batches. `begun` is returned
+    unchanged if the sampler is of another class, if the program has replaced one of torch's methods, or if the
+    program has already read from `begun`.
     """
     fresh = inspect.isgenerator(begun) and inspect.getgeneratorstate(begun) == inspect.GEN_CREATED
     if not fresh or type(index) is not BatchSampler or BatchSampler.__iter__ is not _STEPS:
@@ -316,7 +316,7 @@ def _next_of(make: Callable[[], Iterator[Any]]) -> Any:
 
 
 def _passed(steps: Iterator[Any], skip: int) -> Iterator[Any]:
-    """Skips `skip` steps. If `skip` is 0, reads one step in advance, so that the sampler draws its numbers now."""
+    """Skips `skip` steps. If `skip` is 0, reads one step in advance, to make the sampler draw its numbers."""
     for _ in range(skip):
         with suppress(Exception):  # it was raised before the state was taken
             next(steps, None)
@@ -392,8 +392,8 @@ def parse_states(plain: Mapping[str, Any]) -> dict[str, Any]:
 class TemporaryStates:
     """A loan (see `with_loan`) that sets global random generators to `states`.
 
-    When the loan ends, the global generators and those in `given` get their earlier states back. There is one
-    exception: a global state that the user's `load_state_dict` has set during the loan is kept (see `Restored`).
+    When the loan ends, the global generators and the generators in `given` get their earlier states back. There is
+    one exception: a global state that the user's `load_state_dict` has set during the loan is kept (see `Restored`).
     """
 
     _begun: ClassVar[list[TemporaryStates]] = []
@@ -443,11 +443,11 @@ class Ahead:
         return None if take_states(plain) == dict(plain) else cls(parse_states(plain))
 
     def lent(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Calls `work(*args)` with the global generators set to `states`, then updates `states` from them."""
+        """Calls `work(*args)` with the global generators set to `states`. Then saves the generators' new states."""
         return with_loan(_Continued(self), work, *args)
 
     def steps(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """Returns `steps`. The first step is read with these random states, because reading it draws the order."""
+        """Returns `steps`. Reading the first step draws the order, and uses the random states of this object."""
         return map(partial(self._next, steps), count())
 
     def _next(self, steps: Iterator[Any], number: int) -> Any:
@@ -468,7 +468,7 @@ class _Continued(TemporaryStates):
 
 
 class Restored(Reading):
-    """A `Reading` whose `restore` may set the global generators. A `TemporaryStates` loan does not undo this."""
+    """A `Reading` whose `restore` may set the global generators. A `TemporaryStates` loan keeps the new states."""
 
     def restore(self, part: Any, state: Any) -> None:
         before = take_states()

@@ -1,4 +1,4 @@
-"""torch's semantics, and the sessions of the loaders that follow them."""
+"""torch's semantics, and the sessions of loaders with torch's semantics."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SHOWN = [name for name in shown_names() if OPTIONS[name].face.is_theirs]
 
 
 class TorchSession(Session):
-    """The session of a loader with torch's semantics. It copies settings, because it must not refer to the loader."""
+    """The session of a loader with torch's semantics. Copies settings, to hold no reference to the loader."""
 
     def __init__(self, loader: Any) -> None:
         self._shown: dict[str, Any] = {}
@@ -84,7 +84,7 @@ def stats(loader: Any) -> Stats:
 class TorchSemantics:
     """torch's rules: each worker has its own steps, its own random generators and its own copy of the dataset.
 
-    An instance is created for each epoch and is not kept, because it refers to the loader. `iterator` is torch's
+    Each epoch has its own instance. Instances are not kept, because they refer to the loader. `iterator` is torch's
     iterator, which holds the base seed of the workers.
     """
 
@@ -160,7 +160,7 @@ def delivery(iterator: Any) -> Callable[[Any], Any] | None:
 
 
 class TorchReader(Reader):
-    """Reads one epoch for an iterator that owns its workers. Stops non-persistent workers when the epoch ends.
+    """Reads one epoch for an iterator that owns the workers. Stops non-persistent workers when the epoch ends.
 
     This class has no finalizer, because the iterator has one, and an interrupt in a nested finalizer may be lost.
     """

@@ -4,9 +4,9 @@ penstock's core does not import torch; it calls torch only through `GUEST`.
 
 A tensor in a slab (shared memory for one batch) is opened through numpy: its storage refers to an array over the
 tensor's own bytes, and that array refers to the slab's root array. Everything that shares the storage (slices,
-`.numpy()`, DLPack) therefore keeps the slab in use, and an operation that moves the storage (`share_memory_()`)
-releases it. Each tensor has its own storage, so saving one tensor does not save its neighbours, and autograd does not
-mistake a change to one tensor for a change to another.
+`.numpy()`, DLPack) therefore keeps the slab in use. An operation that moves the storage (`share_memory_()`)
+releases the slab. Each tensor has its own storage, so saving one tensor does not save its neighbours, and autograd
+does not mistake a change to one tensor for a change to another tensor.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _quietly(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def cast(tensor: torch.Tensor, field: FieldCast, empty: Empty) -> torch.Tensor:
-    """Converts the tensor to the field's dtype, if the field has one, in memory allocated by `empty` if possible."""
+    """Converts the tensor to the field's dtype, if any. Uses memory allocated by `empty` where possible."""
     known = NATIVE.get(tensor.dtype)
     kind = "f" if tensor.is_floating_point() else "" if known is None else known.kind
     name = field.wanted(kind, "a tensor of ", tensor.dtype)

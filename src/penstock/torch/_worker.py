@@ -40,8 +40,8 @@ Resumed = tuple[Mark | None, int]
 class Replica:
     """Runs a worker's tasks as torch's workers do. Implements `TaskRunner`, as penstock's `Runner` does.
 
-    If the dataset has a state, each result is sent with a mark. For a stream, only every `marks`-th batch is sent
-    with a mark. If `marks` is 0, no marks are sent.
+    If the dataset has a state, results are sent with marks (saved positions). For a stream, every `marks`-th batch
+    has a mark. For any other dataset, every result has a mark. If `marks` is 0, no marks are sent.
     """
 
     def __init__(self, job: Job, who: str, stream: bool, marks: int, resumed: Sequence[Resumed]) -> None:
