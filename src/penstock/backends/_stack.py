@@ -62,7 +62,7 @@ class _StackRequest:
 
 
 def ask(processes: Sequence[tuple[int, int]], fd: int) -> list[str]:
-    """Returns the stack of each process, innermost call first, or "" if the process is idle or does not answer."""
+    """Returns one stack per process, innermost call first. An idle or silent process has the stack ""."""
     asked = [_asked(pid, pidfd, fd) for pid, pidfd in processes]
     waited_for = [one for one in asked if one is not None]
     deadline = time.monotonic() + _PATIENCE

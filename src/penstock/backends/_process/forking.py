@@ -4,8 +4,8 @@ A forked child has only the thread that forked, but copies of all locks and thre
 held stays locked forever in the child, and a thread pool waits forever for its missing threads.
 
 Counting threads is not enough: OpenBLAS stops its threads before a fork, libgomp does not, and the system does not
-tell which library started a thread. So penstock makes a trial fork, whose child exits at once. The threads that still
-exist afterwards are those that a real fork would leave behind.
+tell which library started a thread. So penstock makes a trial fork, whose child exits at once. The child of a real
+fork would lack the threads that this process still has after the trial fork.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def threads_beside() -> int:
 
 
 def _left_after_a_trial() -> frozenset[_Thread]:
-    """Returns the threads that a fork would leave behind, or a dummy entry if threads cannot be listed."""
+    """Returns the threads that a forked child would lack, or a dummy entry if threads cannot be listed."""
     global _stayed
     try:
         others = _others()
@@ -87,7 +87,7 @@ def _left_after_a_trial() -> frozenset[_Thread]:
 
 
 def _others() -> frozenset[_Thread]:
-    """Returns the other live threads, without those of jemalloc, which are harmless in a fork."""
+    """Returns the live threads except the calling one. Omits jemalloc's threads, which are harmless in a fork."""
     tasks = os.listdir("/proc/self/task")
     if len(tasks) == 1:
         return frozenset()
@@ -105,7 +105,7 @@ def _others() -> frozenset[_Thread]:
 
 
 def _fork_for_trial() -> None:
-    """Forks a child that exits at once. Runs `pthread_atfork` handlers, but not those of `os.register_at_fork`."""
+    """Forks a child that exits at once. Runs `pthread_atfork` handlers, but no handlers of `os.register_at_fork`."""
     # The child must not run any signal handler, garbage collection or bytecode: between two bytecode instructions the
     # interpreter may hand the GIL to a waiting thread, which does not exist in the child, so the child would hang.
     libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL: the child holds the GIL, too

@@ -4,9 +4,9 @@ Every worker depends on the lifeline, a pipe whose write end only the parent hol
 write end, the kernel kills all processes that have armed the read end (see `process.py`).
 
 To stop the workers, the caller closes the pipe that announces tasks, so that idle workers exit. The caller waits for
-the workers, kills those that do not exit, and then closes the workers' handles and the launcher, in any order. When
-the last of them is closed, the lifeline is closed as well. So `Launcher.close` kills no worker that is about to exit,
-and no worker outlives its handle.
+the workers, kills the workers that do not exit, and then closes the workers' handles and the launcher, in any order.
+The lifeline is closed once the launcher and all handles are closed. So `Launcher.close` kills no worker that is about
+to exit. Closing a worker's handle kills the worker.
 
 A fresh interpreter becomes either a spawned worker or the template, which forks workers on request. Neither imports
 `__main__`, so a program needs no `if __name__ == "__main__"`. The template unpacks the payload (the job with its
@@ -68,10 +68,10 @@ enter(boot, role, number, child)
 
 
 class Launcher:
-    """Starts workers that run `main(number, payload, fds)`. The descriptors have the same numbers in the workers.
+    """Starts workers that run `main(number, payload, fds)`. The descriptors `fds` keep their numbers in the workers.
 
     With spawn and forkserver, the constructor pickles the payload. If pickling fails, UnshippableDataset is raised
-    before any process has started. `explicit` is True if the program named the start method. The program is then
+    before any process has started. If the program has named the start method, `explicit` is True, and the program is
     warned if penstock must use another method. The launcher adds itself to the list `among` before it acquires any
     resource, so that the caller can always close the launcher (see `_system/interrupts.py`).
     """
@@ -248,7 +248,7 @@ class Template(Handle):
         self.obstacle = ""  # why it must not be forked
 
     def ready(self) -> bool:
-        """Waits until the template has unpickled the payload. Returns False if it has died."""
+        """Waits until the template has unpickled the payload. Returns False if the template has died."""
         if not self._is_ready and self.is_alive():
             self._ask()
         return self._is_ready and self.is_alive()
@@ -283,7 +283,7 @@ class Template(Handle):
         )
 
     def _ask(self, *request: int) -> tuple[int, list[int]] | None:
-        """Sends the request, if any. Returns the template's answer: (number, pidfds), or None if it has died."""
+        """Sends the request, if any. Returns the answer (number, pidfds), or None if the template has died."""
         with self._talk:
             # A template that was replaced has a closed handle, and the number of its link may be another file's.
             if not self._usable():
@@ -329,7 +329,7 @@ def tracker_fd() -> int | None:
 
 
 def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, ...]) -> int:
-    """Starts a Python interpreter that runs `enter` and inherits these descriptors. Returns the interpreter's pid."""
+    """Starts a Python interpreter that runs `enter` and inherits `fds`. Returns the interpreter's pid."""
     import_whole("subprocess")
     import subprocess  # late: fork does not need it
 

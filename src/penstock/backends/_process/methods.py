@@ -19,7 +19,7 @@ _MUST_BE = f"multiprocessing_context must be one of {', '.join(METHODS)}"
 
 
 def choose_method(asked: str | BaseContext | None) -> str:
-    """Returns the requested start method or, if none is requested, the one set in multiprocessing or a safe one."""
+    """Returns the requested start method, else the method set in multiprocessing, else a safe method."""
     method, is_pythons = _asked(asked)
     used = method or _configured() or _safe()
     if not is_pythons:  # only the start method of a library's context is used, if penstock knows it
@@ -28,7 +28,7 @@ def choose_method(asked: str | BaseContext | None) -> str:
 
 
 def is_chosen(asked: str | BaseContext | None) -> bool:
-    """True if the program has chosen the start method. Otherwise penstock may later use another one."""
+    """True if `asked` names a start method. Otherwise penstock may later use another method."""
     return _asked(asked)[0] is not None
 
 
@@ -66,7 +66,7 @@ _told: set[bool] = set()
 
 
 def give_up_templates(obstacle: str, *, asked: bool) -> None:
-    """Makes spawn the default instead of forkserver. If `asked`, warns about this once; otherwise logs it once."""
+    """Replaces forkserver by spawn as the default. Reports the change once: by a warning if `asked`, else in the log."""
     global _without_fork
     _without_fork = "spawn"
     if asked in _told:
@@ -86,9 +86,9 @@ def give_up_templates(obstacle: str, *, asked: bool) -> None:
 
 
 def _asked(asked: Any) -> tuple[str | None, bool]:
-    """Returns the requested start method, and a bool that is False only for another library's context.
+    """Returns the requested start method, and a bool: False for another library's context, otherwise True.
 
-    The method is None if none was requested, or if penstock does not know the context's method.
+    The method is None if no method was requested, or if penstock does not know the context's method.
     """
     if asked is None:
         return None, True

@@ -81,7 +81,7 @@ class Handle:
 
     @property
     def exitcode(self) -> int | None:
-        """The exit code: None while the process runs, negative for a signal, and 256 if it is unknown."""
+        """The exit code: None while the process runs, negative for a signal, and 256 if the exit code is unknown."""
         self._look()
         return self._exitcode
 
@@ -237,7 +237,7 @@ def fate(exitcode: int | None) -> tuple[str, str]:
 
 
 def phrase(pid: int, exitcode: int | None) -> str:
-    """Returns both of torch's messages about a dead worker as one text, because programs may search for either."""
+    """Returns both of torch's messages about a dead worker in one text. Programs may search for either message."""
     said = f"DataLoader worker (pid(s) {pid}) exited unexpectedly"
     if exitcode is None or exitcode == UNKNOWN:
         return f"{said}."
@@ -286,7 +286,7 @@ def live(
     lifeline: int | None = None,
     sentinel: int = -1,
 ) -> NoReturn:
-    """Runs `main` and exits, without running the parent's cleanup code. Only forks are given a `lifeline`."""
+    """Runs `main` and exits, without running the parent's cleanup code. With a `lifeline`, first calls `settle`."""
     code = 1
     try:
         if lifeline is not None:
@@ -337,7 +337,7 @@ def settle(lifeline: int) -> int:
 
 
 def _arm(lifeline: int) -> int:
-    """Makes the kernel kill this process when the parent closes the lifeline pipe, even during a long C call."""
+    """Makes the kernel kill this process, even in a long C call, when the parent closes the lifeline pipe."""
     try:
         with no_fork():
             # The owner and the signal belong to a file description, so this process opens one of its own.

@@ -27,7 +27,7 @@ _atexit: Any = atexit
 
 
 class Lineage(NamedTuple):
-    """The settings that multiprocessing passes on to child processes. marshal can write all of them."""
+    """The settings that multiprocessing passes on to child processes, in a form that marshal can write."""
 
     identity: tuple[int, ...]
     config: dict[str, Any]
@@ -87,7 +87,7 @@ class CurrentWorker(Relative):
 
 @contextmanager
 def inheriting(itself: Relative) -> Iterator[None]:
-    """Sets a worker's name and key for unpickling, and delays the registration of unpickled manager proxies."""
+    """Sets a worker's name and key for unpickling. `CurrentWorker.live` later registers unpickled manager proxies."""
     current: Any = multiprocessing.current_process()
     current.name, current.authkey, current._inheriting = itself.name, itself.authkey, True
     try:

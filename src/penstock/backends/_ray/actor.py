@@ -103,7 +103,7 @@ def _serve(link: Link, worker: int, seat: int, node: str, fetch: Callable[[], An
 
 
 class StrayArrays:
-    """The strays of one reply, which are sent after the reply."""
+    """The strays of one reply (see `_wire/reply.py`). The strays are sent after the reply."""
 
     def __init__(self) -> None:
         self.made: list[tuple[int, NDArray[np.uint8]]] = []
@@ -200,7 +200,7 @@ class Loop:
         return seq not in self._inbox.void
 
     def _slab(self, capacity: int) -> NDArray[np.uint8]:
-        """Returns memory for a batch. All batches share it, because each one is sent before the next begins."""
+        """Returns memory for a batch. All batches use the same memory: each is sent before the next batch begins."""
         if len(self._memory) < capacity:
             self._memory = np.frombuffer(mapped(None, capacity), np.uint8)
         return self._memory[:capacity]

@@ -1,12 +1,12 @@
 """Starts and kills Ray actors, ships the job, and reports which actors have died. Only this module imports Ray.
 
-It relies on these facts about Ray 2.60:
+This module relies on these facts about Ray 2.60:
 
 - After `ray.shutdown()`, almost any call to Ray starts a new cluster. So `is_there` is checked before every call.
-- The callback of a future must not call Ray: `ray.kill` would wait for the thread in which the callback runs. A
-  reference must not be dropped while its callback is pending, because that aborts the process.
+- The callback of a future must not call Ray: `ray.kill` would wait for the thread in which the callback runs.
+- An object reference must not be dropped while its callback is pending: dropping it aborts the process.
 - Methods of a plain actor run in the actor's main thread, which the user's code may need. With concurrency groups,
-  they run in other threads.
+  the methods run in other threads.
 - A node that is cut off from the network counts as alive for 15 s or longer, and its resources count as free. An
   actor that is placed on such a node waits until Ray declares the node dead.
 - An actor's class is pickled by value if it is local to a function. So a node without penstock can unpickle the

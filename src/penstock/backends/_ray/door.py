@@ -4,10 +4,11 @@ One thread accepts all connections and does their handshakes, without waiting fo
 *stranger* until the other end has proved that it has the token. Then the connection becomes a link with its own
 thread. A stranger takes a descriptor and a few hundred bytes for at most ten seconds. At most MOST are allowed:
 
-- If there are more, the door picks the network address with the most strangers, and drops one of them at random. So a
-  machine that floods the door displaces its own connections. A worker on that machine gets in eventually, because it
-  keeps trying and the choice is random. (If the oldest stranger were dropped, fast connections would shut the worker
-  out for good. If the newest were dropped, silent connections would do so.)
+- If there are more, the door picks the network address with the most strangers, and drops one of these strangers at
+  random. So a machine that floods the door displaces its own connections. A worker on that machine gets in
+  eventually, because the worker keeps trying and the choice is random. (If the oldest stranger were dropped, fast
+  connections would shut the worker out for good. If the newest stranger were dropped, silent connections would shut
+  the worker out.)
 - Before the door drops a stranger, it reads the bytes that the stranger has sent: they may contain the proof.
 - If there is no descriptor or memory for another connection, the door drops a stranger and pauses accepting.
 """
@@ -35,7 +36,7 @@ from penstock.backends._ray.handshake import Hello
 from penstock.backends._ray.link import DRIVER_PATIENCE, Link
 
 MOST = 128
-"""The maximum number of strangers. Each takes a file descriptor, of which a process may usually have 1,024."""
+"""The maximum number of strangers. Each stranger takes one of the (usually 1,024) descriptors of the process."""
 
 _SECONDS = 10.0  # for a whole handshake
 _PAUSE = 0.1  # seconds without accepting, after accepting has failed
@@ -124,7 +125,7 @@ class Door:
                 self._drop(stranger)
 
     def _wait(self, paused: float) -> float | None:
-        """Returns the milliseconds until a handshake times out or accepting resumes, or None to wait forever."""
+        """Returns the milliseconds until a handshake times out or accepting resumes. None means neither is due."""
         oldest = next(iter(self.strangers.values()), None)
         due = [] if oldest is None else [oldest.deadline]
         if paused:
@@ -132,7 +133,7 @@ class Door:
         return max(0.0, min(due) - time.monotonic()) * 1000 + 1 if due else None
 
     def _accept(self) -> bool:
-        """Accepts waiting connections. Returns False if the system has no descriptor or memory for another one."""
+        """Accepts waiting connections. Returns False if one fails, for example for lack of descriptors."""
         for _ in range(_AT_ONCE):
             try:
                 with no_fork():  # until it is among the strangers, which a forked child closes
@@ -240,7 +241,7 @@ class Door:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def leave_to_parent(self) -> None:
-        """Closes the port and the strangers' connections in a forked child. In the parent, they stay open."""
+        """Closes the port and the strangers' connections in a forked child. The parent's copies stay open."""
         for sock in (self._listener, *(stranger.sock for stranger in self.strangers.values())):
             with suppress(OSError):
                 os.close(sock.detach())

@@ -78,7 +78,7 @@ class Posted(NamedTuple):
 
 
 class LinkStrays:
-    """The received strays. `nbytes` includes those that the caller still uses."""
+    """The received strays (see `_wire/reply.py`). `nbytes` includes the strays that the caller still uses."""
 
     def __init__(self) -> None:
         self._arrived: dict[tuple[int, int], NDArray[np.uint8]] = {}
@@ -226,13 +226,13 @@ class Exchange:
             each.push()
 
     def _begin(self, remote: RemoteWorker) -> None:
-        """Records that the worker begins its next task, or is idle if it has none."""
+        """Records that the worker begins its next task, or that the worker has no task and is idle."""
         is_busy = self._ledger.has(remote.id) is not None
         remote.began = time.monotonic()
         self.gauges.begun(remote.seat, time.perf_counter_ns() if is_busy else 0)
 
     def _dealt(self) -> list[Link]:
-        """Assigns queued tasks and exit requests. Returns the links to push. The caller must hold the lock."""
+        """Assigns queued tasks and exit requests. The caller holds the lock, and later pushes the returned links."""
         links: dict[Link, None] = {}
         for worker in self._ledger.leave():
             remote = self._remotes[worker]
@@ -301,7 +301,7 @@ class Exchange:
         return Lost(remote.id, seq, at, remote.who, how, signal, end.cause)
 
     def _forget(self, remote: RemoteWorker) -> tuple[int | None, int]:
-        """Removes a worker. Returns the task that it may have been running (or None), and the task's step count."""
+        """Removes a worker. Returns (task, the task's step count) if the worker was running a wanted task, else (None, 1)."""
         with self._lock:
             remote.state = RemoteWorkerState.GONE
             seq = self._ledger.lose(remote.id)
@@ -315,7 +315,7 @@ class Exchange:
         return seq, steps
 
     def _silent_nodes(self) -> dict[str, float]:
-        """Returns how many seconds each silent node has been silent. After a minute, a node is tried again."""
+        """Returns how many seconds each silent node has been silent. Forgets a node after a minute."""
         now = time.monotonic()
         with self._lock:
             self._silent = {node: since for node, since in self._silent.items() if now < since + _SILENT}

@@ -45,7 +45,7 @@ _TLS_FILES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
 
 
 class Hello(NamedTuple):
-    """A worker's description of itself. `clock` is the worker's `time.perf_counter_ns` when it says hello."""
+    """A worker's description of itself. `clock` is the worker's `time.perf_counter_ns` when the hello is made."""
 
     worker: int
     pid: int
@@ -85,7 +85,7 @@ class TlsFiles(NamedTuple):
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions that driver and worker compare: Python's, and those of some packages."""
+    """Returns the versions of Python and of some packages. Driver and worker compare these versions."""
     ours: str = sys.modules["penstock"].__version__
     found = {"python": platform.python_version(), "penstock": ours, "numpy": np.__version__}
     for guest in GUESTS:

@@ -1,4 +1,4 @@
-"""Keeps track of waiting tasks, each worker's tasks, and leaving workers. Does no I/O.
+"""Keeps track of waiting tasks, of the tasks that each worker has, and of workers that must exit. Does no I/O.
 
     task     WAITING --deal--> AT a worker --answering--> ARRIVING --answered--> forgotten
              WAITING --rescind--> forgotten
@@ -76,7 +76,7 @@ class Ledger:
         return True
 
     def answered(self, worker: int, quick: bool) -> None:
-        """Records that a worker's oldest task is done. If the task was `quick`, the worker may now hold two."""
+        """Records that a worker's oldest task is done. If the task was `quick`, the worker may now have two tasks."""
         self._forget(self._hands[worker].popleft())
         (self._quick.add if quick else self._quick.discard)(worker)
         self._sort(worker)
@@ -107,7 +107,7 @@ class Ledger:
         return None
 
     def _sort(self, worker: int) -> None:
-        """Records whether a worker is free, or may get a second task (none may while an exit request is open)."""
+        """Records whether a worker is free or may get a second task. An open exit request rules out second tasks."""
         self._free.pop(worker, None)
         self._ready.pop(worker, None)
         if worker in self._halted:
@@ -171,7 +171,7 @@ class Ledger:
     # Leaving.
 
     def want_leave(self, seat: int = ANY) -> None:
-        """Asks one worker to exit: the first without a task, or the one in `seat` once its tasks are done."""
+        """Asks one worker to exit: the first idle worker for `ANY`, else the worker in `seat` after its last task."""
         if seat == ANY:
             self._leaves += 1
             for worker in tuple(self._ready):
@@ -186,7 +186,7 @@ class Ledger:
         return withdrawn
 
     def leave(self) -> list[int]:
-        """Removes and returns the workers that should exit now, starting with those not yet connected."""
+        """Removes and returns the workers that should exit now. Prefers workers that have not connected yet."""
         if not self._leaves and not self._ended:
             return []
         left = [*self._coming, *self._free][: self._leaves]

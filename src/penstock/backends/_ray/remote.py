@@ -56,7 +56,7 @@ class Cluster(Protocol):
         """False once the cluster has been shut down. After that, no other method may be called."""
 
     def shortage(self, workers: int) -> str:
-        """Returns a message that says what this many workers need, what is free, and how to get more."""
+        """Returns a message: what each worker needs, what the cluster has free, and whether that is enough."""
 
 
 class RemoteWorkerState(enum.Enum):
@@ -109,7 +109,7 @@ class RemoteWorker:
             self.link.push()
 
     def answer(self, ticket: int, deadline: float) -> tuple[str, int, int] | None:
-        """Returns (stack, current task or -1, current step of that task), or None if no answer comes in time."""
+        """Returns (stack, current task or -1, the task's current step), or None if no answer comes in time."""
         try:
             while True:
                 found, told, seq, at = self.stacks.get(timeout=max(0.0, deadline - time.monotonic()))
