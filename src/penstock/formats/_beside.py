@@ -110,7 +110,7 @@ def entry_of(file: AnyFile, arrays: Arrays) -> Entry:
 
 
 def _header(file: AnyFile, place: int) -> int:
-    """Returns the CRC-32 of the tar header at the offset `place` (or of as much of it as the file contains)."""
+    """Returns the CRC-32 of the tar header at the offset `place`. The file may end within the header."""
     place = min(place, file.size)
     return zlib.crc32(file.peek(place, min(HEADER, file.size - place)))
 
@@ -279,7 +279,7 @@ def _index_beside(file: AnyFile) -> AnyFile | None:
 
 
 def neighbour(file: AnyFile, name: str) -> AnyFile | None:
-    """Returns the file `name` in the folder of `file`, or None if it is missing or cannot be trusted."""
+    """Returns the file `name` in the folder of `file`, or None if that file is missing or cannot be trusted."""
     if isinstance(file, RemoteFile):
         try:
             return file.neighbour(name)
@@ -296,7 +296,7 @@ def neighbour(file: AnyFile, name: str) -> AnyFile | None:
 
 
 def _shards(index: AnyFile, must: bool) -> dict[str, list[Any]]:
-    """Returns the entries of a wids index by tar name. Ignores an invalid index, unless `must` is True."""
+    """Returns the entries of a wids index by tar name. For an invalid index, raises if `must`, else returns {}."""
     found: dict[str, list[Any]] = {}
     try:
         if index.size > _MOST_WIDS:
@@ -326,7 +326,7 @@ def _nearest(path: str, shards: list[Any]) -> Any:
 
 
 def dali_index(file: AnyFile) -> Arrays | None:
-    """Converts the DALI index beside a tar. Returns None if no DALI index describes this tar."""
+    """Returns the index of a tar, converted from its DALI index, or None if no DALI index describes this tar."""
     name = _name(file)
     for stem in dict.fromkeys((name.rpartition(".")[0], name[:1] + name[1:].partition(".")[0])):
         index = neighbour(file, f"{stem}.idx") if stem else None

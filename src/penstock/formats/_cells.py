@@ -217,7 +217,7 @@ def cells_of(arrays: Sequence[Any]) -> Cells:
 
 
 def cells(array: Any) -> Cells:
-    """Returns the values of an Arrow array. Raises an error if a damaged file makes them unsafe to read."""
+    """Returns the values of an Arrow array. Raises an error if a damaged file makes the values unsafe to read."""
     kind = array.type
     if kinds.is_dictionary(kind):
         array.validate(full=True)  # checks that the indices are within the dictionary
@@ -308,7 +308,7 @@ def _has_times(kind: Any) -> bool:
 
 
 def _numbers(array: Any) -> tuple[Values, NDArray[np.bool_] | None]:
-    """Returns the values, and a mask of the rows without nulls. The mask is None if there are no nulls."""
+    """Returns the numbers, and a mask of the rows without nulls. The mask is None if there are no nulls."""
     kind, count = array.type, len(array)
     if isinstance(kind, pa.FixedShapeTensorType):
         values, plain = _numbers(array.storage)

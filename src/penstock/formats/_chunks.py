@@ -145,7 +145,7 @@ def joined(extents: Iterable[ByteRange], gap: int, most: int = sys.maxsize) -> l
 
 
 def edges(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Returns the offsets that divide a file into pieces: the edges of `places`, and every `PIECE` bytes between."""
+    """Returns offsets, including the edges of `places`, that divide a file into pieces of at most `PIECE` bytes."""
     cuts = {0, size, *places[:, 1:].reshape(-1).tolist()}
     inside = sorted(cut for cut in cuts if 0 <= cut <= size)
     parts = [np.arange(first, last, PIECE) for first, last in pairwise(inside)]
@@ -207,8 +207,8 @@ def _list(footer: bytes, at: int, read: ReadValue) -> tuple[list[Any], int]:
 def _struct(footer: bytes, at: int, wanted: Mapping[int, Wanted], last: int = -1) -> tuple[dict[int, Any], int]:
     """Parses a struct. Returns the wanted fields by field number, and the offset after the struct.
 
-    If the struct has the field `last`, parsing stops there. The offset of that field's value is then returned twice:
-    as the field's entry, and as the second result.
+    If the struct has the field `last`, parsing stops at this field. In this case, the field's entry and the second
+    result are both the offset of the field's value.
     """
     found: dict[int, Any] = {}
     number = 0

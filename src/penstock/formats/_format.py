@@ -241,7 +241,7 @@ class Format(Dataset[Any]):
         return int(self.edges[-1])
 
     def __getitem__(self, key: SupportsIndex | slice) -> Any:
-        """Returns the sample for an int key, as a list does, or a `Subset` of the samples for a slice."""
+        """Returns one sample for an int, which may be negative as in a list, or a `Subset` for a slice."""
         n = len(self)
         if isinstance(key, slice):
             return sliced(self, key)

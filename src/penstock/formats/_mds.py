@@ -118,7 +118,7 @@ class MDS(Sharded):
 
 
 def _array(dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, raw: bytes) -> NDArray[Any]:
-    """Decodes an array. If `dtype` or `shape` is None, it is stored before the numbers."""
+    """Decodes an array. If `dtype` is None, the dtype is stored before the numbers; likewise for `shape`."""
     at = 0
     if dtype is None:
         dtype, at = np.dtype(_DTYPES[raw[0]]), 1

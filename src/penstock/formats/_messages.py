@@ -147,7 +147,7 @@ def count_batches(file: AnyFile, look: Look) -> int:
 
 
 def _named(file: AnyFile, look: Look) -> tuple[list[MessageRange], list[MessageRange]]:
-    """Reads the byte ranges of the metadata from the footer: those of dictionaries, and those of record batches."""
+    """Reads two lists of byte ranges from the footer: the metadata of dictionaries, and of record batches."""
     (length,) = struct.unpack("<i", look(file.size - 10, file.size - 6))
     if not 8 < length <= file.size - 10:
         raise struct.error

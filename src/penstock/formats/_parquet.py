@@ -166,7 +166,7 @@ class _Text:
         found = [chunk for chunk in chunks if chunk.type == "BYTE_ARRAY" and chunk.has_dictionary]
         self.paths, self._values = [chunk.path for chunk in found], sum(chunk.values for chunk in found)
         self.may_exceed = sum(chunk.values * chunk.nbytes for chunk in found) > self._allowed
-        """False if the strings fit within the limit even in the worst case: each one as large as its whole column."""
+        """False if the strings would fit within the limit even if each string were as large as its whole column."""
 
     def check(self, opened: Any, name: str) -> None:
         """Raises SampleTooLarge if the decoded strings are too large. `opened` must use `read_dictionary`."""
@@ -242,14 +242,15 @@ class _Ends:
         self._edges = np.concatenate([[0], sizes.cumsum()])
 
     def __getitem__(self, number: int) -> bytes:
-        """Returns the final bytes of a file, or b"" if they are not stored: for a local file, or beyond `_SENT`."""
+        """Returns the final bytes of a file, or b"" if they are not stored. At most `_SENT` bytes are stored."""
         return self._all[self._edges[number] : self._edges[number + 1]].tobytes()
 
 
 def _footer(file: AnyFile) -> Mapping[str, NDArray[Any]]:
-    """Returns the result of `_described`, which is stored if a local file has a large footer.
+    """Returns the result of `_described`.
 
-    For a remote file, adds the file's final bytes as `end`.
+    `cached` stores the result for a local file with a large footer. The result for a remote file also contains the
+    file's final bytes, as `end`.
     """
     if not isinstance(file, RemoteFile):
         (length,) = _LENGTH.unpack(_checked(file, file.read(max(0, file.size - 8), min(8, file.size)))[-8:-4])
@@ -292,7 +293,7 @@ def _not_parquet(file: AnyFile, why: str) -> NoReturn:
 
 
 def _described(file: AnyFile, end: bytes = b"") -> dict[str, NDArray[Any]]:
-    """Returns the row count of each row group, the schema, and the footer's CRC-32 (which changes with the data)."""
+    """Returns the row count of each row group, the schema, and the footer's CRC-32, which reveals changed data."""
     end = end or _end(file)
     metadata = _metadata(file, end)
     try:

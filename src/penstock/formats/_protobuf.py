@@ -1,8 +1,12 @@
 """Reads protobuf messages without a protobuf library.
 
-A message is a sequence of fields, each of which is a tag (field number << 3 | wire type) and a value. Depending on
-the wire type, the value is an integer with 7 bits per byte, 8 bytes, 4 bytes, or a length followed by that many
-bytes.
+A message is a sequence of fields. A field is a tag (field number << 3 | wire type) and a value. The wire type says
+which of these the value is:
+
+    VARINT   an integer of variable length, with 7 bits of the number in each byte
+    EIGHT    8 bytes
+    BYTES    a length (an integer like VARINT), followed by that many bytes
+    FOUR     4 bytes
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ def fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
 
 
 def numbers(message: memoryview, wire_type: int) -> Iterator[Any]:
-    """Yields the numbers of a message with only field 1, packed or not. `FOUR` values are yielded as bytes."""
+    """Yields the numbers in field 1, the message's only field. With `FOUR`, yields bytes of one or more numbers."""
     for field, found_type, found in fields(message):
         if field != 1 or found_type not in (wire_type, BYTES):
             raise MessageError(f"a list of numbers has a field {field} of wire type {found_type}")
@@ -44,7 +48,7 @@ def numbers(message: memoryview, wire_type: int) -> Iterator[Any]:
 
 
 def integer(message: memoryview, at: int) -> tuple[int, int]:
-    """Returns the variable-length integer at the offset `at`, and the offset after it."""
+    """Returns the variable-length integer at the offset `at`, and the offset after the integer."""
     value = 0
     for shift in range(0, 70, 7):
         if at + shift // 7 >= len(message):

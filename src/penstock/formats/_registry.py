@@ -54,7 +54,7 @@ def unregister(format: type[Format]) -> None:
 
 
 def registered() -> tuple[type[Format], ...]:
-    """Returns the registered formats, starting with the most recent one."""
+    """Returns the registered formats, latest first."""
     return tuple(_registered)
 
 

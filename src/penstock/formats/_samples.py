@@ -51,7 +51,7 @@ class FaultRaisingFile(AnyFile):
 def find_samples(file: AnyFile) -> Arrays:
     """Returns the index of a tar file. Adjacent members with the same sample key form a row.
 
-    - `starts` holds the offset of each row, followed by the end of the last one.
+    - `starts` holds the offset of each row, followed by the end of the last row.
     - `apart` holds pairs of rows with the same key. The first row of each pair cannot be read.
     - `fault` is present if the tar is damaged. It holds the offset of the damage, and the index of the last row.
       That row stands for everything that cannot be read.

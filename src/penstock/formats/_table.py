@@ -133,7 +133,7 @@ class Table(Format):
         return block, _VIEW if is_elsewhere else sum(batch.nbytes for batch in batches)
 
     def _batches_of(self, number: int) -> tuple[list[Any], bool]:
-        """Returns the record batches of a block, and True if they are views of mapped or shared memory."""
+        """Returns the record batches of a block, and whether the batches are views of mapped or shared memory."""
         if self._is_mapped(number):
             return self._read(number), True
         if not is_worker_process() or not self._lasts:  # threads share `_kept`
@@ -296,7 +296,7 @@ class Table(Format):
     def __views__(self, keys: Sequence[int]) -> dict[str, list[NDArray[Any]]] | None:
         """Returns views of the columns (see `Views`).
 
-        Returns None if a block is not cached, because views would then keep all blocks in memory.
+        Returns None if a block of the batch is not cached, because a view keeps the whole block in memory.
         """
         if self._decoders:
             return None
