@@ -38,7 +38,7 @@ _GNU_NAME, _GNU_LINK, _GNU_SPARSE, _PAX, _PAX_FOR_ALL = b"L", b"K", b"S", b"x", 
 
 
 class TarPart(AnyFile):
-    """A part of a tar file, in memory. Offsets count from the file's start. `size` is the offset of the part's end."""
+    """A part of a tar file, in memory. Offsets count from the file's start; `size` is the part's end offset."""
 
     __slots__ = ("_raw", "_start")
 

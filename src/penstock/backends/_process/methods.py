@@ -66,7 +66,7 @@ _told: set[bool] = set()
 
 
 def give_up_templates(obstacle: str, *, asked: bool) -> None:
-    """Replaces forkserver by spawn as the default. Reports the change once: by a warning if `asked`, else in the log."""
+    """Replaces the default forkserver by spawn. Reports this change once: as a warning if `asked`, else in the log."""
     global _without_fork
     _without_fork = "spawn"
     if asked in _told:

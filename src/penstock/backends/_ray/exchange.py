@@ -301,7 +301,7 @@ class Exchange:
         return Lost(remote.id, seq, at, remote.who, how, signal, end.cause)
 
     def _forget(self, remote: RemoteWorker) -> tuple[int | None, int]:
-        """Removes a worker. Returns (task, the task's step count) if the worker was running a wanted task, else (None, 1)."""
+        """Removes a worker. Returns (task, the task's step count) if the worker had a wanted task, else (None, 1)."""
         with self._lock:
             remote.state = RemoteWorkerState.GONE
             seq = self._ledger.lose(remote.id)
