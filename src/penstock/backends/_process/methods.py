@@ -66,7 +66,7 @@ _told: set[bool] = set()
 
 
 def give_up_templates(obstacle: str, *, asked: bool) -> None:
-    """Replaces the default forkserver by spawn. Reports this change once: as a warning if `asked`, else in the log."""
+    """Makes spawn the default instead of forkserver. If `asked`, warns once. Otherwise logs the change once."""
     global _without_fork
     _without_fork = "spawn"
     if asked in _told:
