@@ -80,7 +80,7 @@ def _until(loader: Any, stop: float) -> Iterator[Any]:
 
 
 def identity_of(measured: MappedDataset[Any]) -> str | None:
-    """Returns a digest that identifies a dataset's samples, or None if that is not possible.
+    """Returns a digest that identifies a dataset's samples, or None if no digest can identify the samples.
 
     The digest covers the dataset's files, the pickled dataset with its functions, and the source files of these
     functions. It does not cover other modules that the source files import.

@@ -17,10 +17,10 @@ from penstock.source._nested import Foresee, foresee_of
 
 
 class Foresight:
-    """A forecast of the keys that a loader will request, and the object that `__foresee__` returned for it.
+    """A forecast of the keys that a loader will request, and the object that `__foresee__` returned for the forecast.
 
-    A foresight is kept from one epoch to the next, so that the dataset can fetch data in between. The returned object
-    is closed when an epoch is abandoned, the loader is closed, or the foresight is garbage collected.
+    A foresight is kept from one epoch to the next, so that the dataset can fetch data between epochs. The returned
+    object is closed when an epoch is abandoned, the loader is closed, or the foresight is garbage collected.
     """
 
     _returned: Any = None
@@ -37,7 +37,7 @@ class Foresight:
             self._start = getattr(self._returned, "start", None)
 
     def start(self) -> None:
-        """Lets the dataset start its threads. Call this only after the workers have been forked."""
+        """Lets the dataset start its threads. Call this method only after the workers have been forked."""
         with interrupts_deferred():
             start, self._start = self._start, None
             if start is not None:
@@ -64,7 +64,7 @@ class Foresight:
 def foresee(
     last: Foresight | None, dataset: Any, plan: AnyPlan | None, progress: Progress, counts: CacheCounts
 ) -> Foresight | None:
-    """Returns the last foresight if it still fits, otherwise a new one.
+    """Returns `last` if it can continue into the epoch that is starting, otherwise a new `Foresight`.
 
     Returns None if the keys cannot be forecast, or if the dataset takes no forecasts. Call this function before the
     workers get their first task. Call `Foresight.start` only after the workers have started, because a process with

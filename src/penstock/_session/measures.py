@@ -35,7 +35,7 @@ _IN_THE_CALLER = {"inline": "the calling process", "prefetch": "the reading thre
 
 
 def displayed_name(settings: Mapping[str, Any]) -> str:
-    """Returns a format string for the names of workers in this process, or "" if the workers run elsewhere."""
+    """Returns a format string for the names of workers in this process, or "" for workers in other processes."""
     return "worker {} (thread)" if settings.get("threads") else _IN_THE_CALLER.get(str(settings.get("backend")), "")
 
 
@@ -104,7 +104,10 @@ class Measures:
         self._turns.epoch_ended(clock() * 1e-9, self.stats)
 
     def tick(self) -> None:
-        """Extends the history and, on some ticks, publishes the statistics. There are two ticks per second."""
+        """Does the work of one tick. There are two ticks per second.
+
+        The history is extended, and the statistics are published, only on some of the ticks.
+        """
         self.meter.due = False
         self._ticks += 1
         if self._ticks % self._every == 0:
@@ -126,7 +129,7 @@ class Measures:
         publish(self, self.stats())
 
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
-        """Begins a trace of all crews, including those that start later."""
+        """Begins a trace of all crews, including crews that start later."""
         from penstock._session.tracing import Tracing
 
         if self._tracing is not None and not self._tracing.closed:
@@ -167,16 +170,16 @@ class Measures:
         return [crew.gauges for crew in self.crews()]
 
     def snapshot(self) -> MeterSnapshot:
-        """Returns a copy of all counters. Steps of a task are counted one by one, when they are handed out."""
+        """Returns a copy of all counters. Each step of a task is counted when that step is handed out."""
         crews = list(self.crews())
         answers = [answer for crew in crews if (answer := crew.open_answer()) is not None]
         return self.meter.snapshot([crew.gauges for crew in crews], answers)
 
     def first_batch(self) -> list[int] | None:
-        """Returns five points in time on the way to the first batch, or None before that batch.
+        """Returns five points in time on the way to the first batch, or None if there has been no batch yet.
 
-        The times are those when `iter()` was called, the workers were started, a worker was ready, a worker had a
-        sample, and the caller had the batch.
+        They are the times when `iter()` was called, when the workers were started, when a worker was ready, when a
+        worker had a sample, and when the caller had the batch.
         """
         if self._first is None and self.meter.first:
             counts = self.meter.snapshot(self.live()).workers().values()
@@ -196,7 +199,7 @@ def _publish(measures: weakref.ref[Measures]) -> None:
 
 
 def figures() -> Any:
-    """Returns the module that computes `Stats`. The first call imports it."""
+    """Returns the module that computes `Stats`. The first call imports the module."""
     import_whole("penstock._session.figures")
     from penstock._session import figures
 

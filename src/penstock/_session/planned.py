@@ -46,7 +46,7 @@ def _lengths(plan: ComputedPlan) -> NDArray[np.int64] | None:
 
 
 def _shares(sources: list[tuple[str, float, int, int, float | None]]) -> tuple[SourceFigures, ...]:
-    """Makes the figures of each source from (name, weight, samples given, number of samples, mean length)."""
+    """Makes the figures of each source from the tuples that `WeightHistory.shares` returns."""
     weights, samples = sum(source[1] for source in sources), sum(source[2] for source in sources)
     known = all(mean is not None for *_, mean in sources)
     tokens = [count * (mean or 0.0) for _, _, count, _, mean in sources]

@@ -59,12 +59,15 @@ class Reader:
         self._session.measures.started(self._engine)
 
     def take(self) -> Any:
-        """Returns the next batch, converted for the caller, or a NoBatch if the epoch ended or the batch failed."""
+        """Returns the next batch, converted for the caller. A NoBatch stands for the end or for a failed batch."""
         data = self._next().data
         return data if self._deliver is None or type(data) is NoBatch else self._deliver(data)
 
     def _next(self) -> StepResult:
-        """Returns the next batch and its task, or only a NoBatch if the epoch ended or the batch failed."""
+        """Returns the next batch and its task.
+
+        At the end of the epoch, or in place of a failed batch, the result contains a NoBatch and no task.
+        """
         while True:
             run = self._run
             engine, delivery = self._engine, None

@@ -52,8 +52,8 @@ S = TypeVar("S", bound=SeedReader)
 class SeedSession(Session):
     """A session that also implements the `Semantics` of its loader.
 
-    The seed, the plan and the epochs live as long as the loader. A loader that returns tensors
-    or other arrays than numpy's passes `face` (see `displayed_settings`) and `make_runner` (see `Job`).
+    The seed, the plan and the epochs live as long as the loader. A loader that returns arrays of another
+    library than numpy, such as tensors, passes `face` (see `displayed_settings`) and `make_runner` (see `Job`).
     """
 
     deliver: Callable[[Any], Any] | None = None
@@ -199,7 +199,10 @@ class SeedSession(Session):
         return explained(plan, self.dataset, number, int(step))
 
     def _plan_in_use(self, epoch: int, step: int) -> ComputedPlan | None:
-        """Returns the current plan, whose windows are already computed, or None if it does not have this step."""
+        """Returns the current plan if it contains this step of this epoch, otherwise None.
+
+        The windows of the current plan are already computed.
+        """
         progress = self.epochs.progress
         plan = None if progress is None or progress.epoch != epoch else progress.plan
         return plan if isinstance(plan, ComputedPlan) and plan.first_step <= step else None
@@ -324,7 +327,10 @@ class SeedSession(Session):
 
     @never_ends
     def load(self, state: Mapping[str, Any]) -> None:
-        """Makes the next epoch continue from `state`. If it does not fit, raises StateError and changes nothing."""
+        """Makes the next epoch continue from `state`.
+
+        If `state` does not fit, raises StateError and changes nothing.
+        """
         parsed, history = State.parse(state), self.feed.history
         if history is not None:
             if not isinstance(parsed.dataset, Mapping):
@@ -425,9 +431,9 @@ class SeedSession(Session):
         self._length = self.feed.length()
 
     def _reweigh(self, weights: Mapping[str, float]) -> None:
-        """Changes a mixture's weights from the first position that can still change, and recomputes the later steps.
+        """Changes a mixture's weights from the first position that can still change. Recomputes the steps from there.
 
-        The workers need not know, because a key stands for the same sample with all weights.
+        The workers need not know the weights, because a key stands for the same sample whatever the weights are.
         """
         errors: list[Exception] = []
 
@@ -462,7 +468,7 @@ class SeedSession(Session):
         return reader
 
     def _first_open(self, current: Progress | None) -> tuple[int, FirstOpen]:
-        """Returns the epoch and the first position in it whose sample can still change."""
+        """Returns the epoch and the position of the first sample that can still change."""
         # The committed steps of later epochs must stay as they were.
         last = next((each for each in reversed(self.epochs.later) if each.begun), None)
         if current is not None and last is None:
@@ -493,7 +499,7 @@ class SeedSession(Session):
             self.foresight.start()
 
     def set_num_workers(self, number: int) -> None:
-        """Sets the number of workers and, if it was "auto", stops tuning it."""
+        """Sets the number of workers. If the number of workers was "auto", it is no longer tuned."""
         now = self.options.num_workers
         if not is_int(number, 1) or not now:
             raise ValueError(

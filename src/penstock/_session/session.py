@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """A loader's engines and statistics. A reference to the loader would keep workers alive, so there is none."""
+    """A loader's engines and statistics.
+
+    A session does not refer to the loader, because a reference would keep the workers alive.
+    """
 
     def __init__(self, name: str, settings: Callable[[], Mapping[str, Any]]) -> None:
         self.runs = itertools.count()  # numbers the runs
@@ -61,7 +64,7 @@ class Session:
         return [worker for engine in self.engines.all() for worker in engine.backend.workers]
 
     def close(self) -> None:
-        """Stops the workers. A later epoch starts new ones."""
+        """Stops the workers. A later epoch starts new workers."""
         self.take_back()  # an iterator that has handed out its last batch is at its end, and must not raise
         self.engines.close()
         self.measures.close()

@@ -1,4 +1,4 @@
-"""One epoch for several consumers. Each batch goes to one of them, and each sample is read only once."""
+"""One epoch for several consumers. Each batch goes to one of the consumers, and each sample is read only once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Consumer(AbstractContextManager["Consumer"]):
 
 
 class _Item(NamedTuple):
-    """A batch or a NoBatch, and the steps that count as handed out with it."""
+    """A batch or a NoBatch, and the steps that count as handed out as soon as a consumer gets `batch`."""
 
     steps: list[tuple[int, bytes | None, int]]
     batch: Any
@@ -56,7 +56,7 @@ _ENDED = _Item([], END)
 
 
 class _NextCall:
-    """A call to `next()`. If the call is interrupted, the batch in `item` is lost, because it is in no queue."""
+    """A call to `next()`. If the call is interrupted, the batch in `item` is lost, because `item` is in no queue."""
 
     item: _Item | None = None
 
@@ -64,9 +64,9 @@ class _NextCall:
 class SharedEpoch:
     """An epoch that several consumers read.
 
-    It has only weak references to its consumers: a consumer that is garbage collected leaves the epoch. The reader
-    reports each step to this object instead of the epoch's position, because a batch that still waits for its
-    consumer does not count as handed out.
+    The epoch has only weak references to its consumers: a consumer that is garbage collected leaves the epoch. The
+    reader reports each step to this object, and not to the epoch's position, because a batch that still waits for
+    its consumer does not count as handed out.
     """
 
     def __init__(self, reader: Batches, position: Position, consumers: int, in_turn: bool, window: int) -> None:

@@ -57,7 +57,7 @@ class Tracing(AbstractContextManager["Tracing"]):
 
 
 class CrewTracer:
-    """Traces one crew. A tracer does not refer to the engine, because that would keep the workers alive."""
+    """Traces one crew. A tracer does not refer to the engine, because a reference would keep the workers alive."""
 
     def __init__(self, trace: Trace, worker: str, course: Course | None, gauges: Gauges) -> None:
         self._trace, self._worker, self._course, self._gauges = trace, worker, course, gauges

@@ -26,7 +26,7 @@ def close_in_child(*fds: int) -> None:
 
 
 def forget(*fds: int) -> None:
-    """Undoes `close_in_child`. Call this function before closing a descriptor, whose number may then be reused."""
+    """Undoes `close_in_child`. Call this before `os.close`: the number of a closed descriptor may be reused."""
     with _guard:
         _kept_from_children.difference_update(fds)
 

@@ -1,8 +1,8 @@
 """Raises the exceptions of penstock's iterators: StopIteration at the end, or an error in place of a batch.
 
 Inside penstock, the end and errors are values, and only this module raises exceptions. So a StopIteration that
-arrives here comes from the user's code. It is reported as an error, because the caller would mistake it for the end
-of the epoch.
+arrives here comes from the user's code. It is replaced by a RuntimeError, because the caller would mistake a
+StopIteration for the end of the epoch.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def never_ends(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def _not_the_end(error: StopIteration) -> RuntimeError:
-    """Returns a RuntimeError to replace a StopIteration, with the same notes, because they name the sample."""
+    """Returns a RuntimeError to replace a StopIteration. Copies the notes, which name the sample."""
     wrong = RuntimeError(_NOT_THE_END)
     notes = _dict_of(error).get("__notes__")
     if isinstance(notes, list):

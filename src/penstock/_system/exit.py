@@ -6,8 +6,8 @@ the GIL; and it clears the modules, in an order that depends on their references
 
 - Open objects are closed by an atexit function, while everything still works.
 - No thread of penstock is left when Python ends daemon threads (see `threads`).
-- Once the atexit function has started, finalizers do nothing (see `interrupts.over`), because the globals that they
-  need may be gone. The operating system releases whatever is left.
+- Once the atexit function has started, finalizers do nothing (see `interrupts.over`). A finalizer might need
+  globals that are gone. The operating system releases whatever is left.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _end_all() -> None:
 
 
 def rest_if_over() -> None:
-    """If the program is exiting and this is one of the user's daemon threads, blocks forever."""
+    """Blocks forever if the program is exiting and the current thread is one of the user's daemon threads."""
     thread = threading.current_thread()
     if over and thread.daemon and thread not in threads.running:
         # Python will end the thread soon. Until then, an error about a closed object would only be noise.

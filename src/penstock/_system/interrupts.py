@@ -122,7 +122,10 @@ class interrupts_deferred:
 
 
 class interrupts_after(interrupts_deferred):
-    """Like `interrupts_deferred`, for finalizers, which cannot raise. Handlers run when this object is freed."""
+    """A variant of `interrupts_deferred` for finalizers, which cannot raise exceptions.
+
+    The delayed handlers run when the context manager itself is freed.
+    """
 
     __slots__ = ("_again",)
 
@@ -172,7 +175,7 @@ _numbers = count()
 
 
 def free_at_end(of: object, action: Callable[[], object]) -> None:
-    """Like `call_at_end`, but the caller need not keep the reference. `action` must not refer to `of`."""
+    """Like `call_at_end`, but returns nothing that the caller must keep. `action` must not refer to `of`."""
     # A weak reference that only the object keeps alive may be gone too early: numpy 2.5 releases an array's base
     # before it calls the weak references to the array.
     number = next(_numbers)
@@ -309,7 +312,7 @@ class InterruptSafeCondition:
     """A condition variable whose lock is never left locked by an interrupt.
 
     A Condition or an Event from `threading` runs Python code around its lock, so an interrupt could leave the lock
-    locked forever. Here, a thread takes a bell (a lock that the next `tell` releases) and waits for it:
+    locked forever. Here, a thread takes a bell (a lock that the next `tell` releases) and waits for the bell:
 
         while True:
             with changes.lock:

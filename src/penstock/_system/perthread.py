@@ -12,8 +12,8 @@ T = TypeVar("T")
 class PerThread(Generic[T]):
     """One object per thread, made by `make` when the thread first asks for it. Any thread may read all objects.
 
-    A single object with a lock was rejected: if the process forked, or a finalizer needed the lock, while a thread
-    held the lock, there would be a deadlock.
+    A single object with a lock was rejected. There would be a deadlock if the process forked while a thread held the
+    lock, or if a finalizer that needs the lock ran in a thread that held the lock.
     """
 
     __slots__ = ("_by_thread", "_make")

@@ -1,7 +1,7 @@
 """The system calls that penstock uses but that macOS or Windows lacks, and their replacements.
 
 Worker processes need Linux, as do memory and locks that processes share. Everything else runs wherever Python does.
-So modules that run everywhere import the names below from here instead of from `os`. Only modules for worker
+So modules that run everywhere import the names below from this module instead of from `os`. Only modules for worker
 processes use `os` itself. Each constant depends on a system call and not on the name of the system. See
 docs/decisions/0058.
 """
@@ -79,6 +79,6 @@ pread: Callable[[int, int, int], bytes] = getattr(os, "pread", _pread)
 
 
 def advise_to_read(fd: int, start: int, length: int) -> None:
-    """Tells the kernel that this range of a file will be read soon, on systems that take such advice."""
+    """If the system takes such advice, tells the kernel that this range of a file will be read soon."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, start, length, os.POSIX_FADV_WILLNEED)

@@ -43,7 +43,7 @@ _ended: list[bool] = []  # not empty once the exit has ended all threads
 
 
 def started(name: str, work: Callable[[], None], stop: Callable[[], object]) -> threading.Thread:
-    """Starts a daemon thread that runs `work`. `stop`, which any thread may call, tells that thread to end soon."""
+    """Starts a daemon thread that runs `work`. Any thread may call `stop`, which tells the new thread to end soon."""
     if _ended:
         raise RuntimeError(
             "The program is ending, so penstock can start no more threads: they would be cut off in the middle of a "

@@ -1,15 +1,16 @@
 """Decides whether a file, folder or memfd may be trusted, and creates private files and folders.
 
-Other users can put any file under any name into a folder that they may write to, give a memfd any name, and make a
-set-uid program such as `su` hold it open. So penstock judges a file by what the kernel says about the open file, and
-never by its name or by the process that holds it:
+Other users can put any file under any name into a folder that they may write to. They can also give a memfd any
+name, and make a set-uid program such as `su` hold the memfd open. So penstock judges a file by what the kernel says about
+the open file, and never by its name or by the process that holds it:
 
 - The owner is this user or root, and no other user may write to the file (`check`).
 - A mapped memfd has seals, which cannot be removed, so that it can neither shrink nor change (`open_sealed`).
 - A folder and every folder above it must meet the same conditions as a file (`use_folder`).
 
 New files are opened with O_EXCL, so that no link is followed, and get their mode regardless of the umask. Other
-programs of this user are trusted. But they may be suspended at any moment, so penstock waits at most LONGEST seconds.
+programs of this user are trusted. But such a program may be suspended at any moment, so penstock never waits for it
+longer than LONGEST seconds.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ WAIT = 5.0
 """Seconds to wait for a program that is suspended, or that should hold a resource only for a moment."""
 
 LONGEST = 60.0
-"""Maximum number of seconds to wait for another program, which may be downloading data for this one."""
+"""Maximum number of seconds to wait for another program, which may be downloading data for this program."""
 
 UNCHANGING = SEAL_SHRINK | SEAL_GROW | SEAL_WRITE
 """Seals of a complete memfd, whose size and content must not change any more."""
@@ -113,7 +114,7 @@ def open_sealed(path: str, name: str, seals: int, flags: int = os.O_RDONLY, owne
 
 
 def check_beside(path: str, of: str) -> os.stat_result:
-    """Raises Untrusted if a user who cannot change the file `of` can write to this file beside it."""
+    """Raises Untrusted if a user who cannot change the file `of` can write to the file `path` in the same folder."""
     folder, about = os.stat(os.path.dirname(of) or "."), os.lstat(path)
     # A group that may replace any file in the folder is trusted.
     group = folder.st_gid if folder.st_mode & stat.S_IWGRP and not folder.st_mode & stat.S_ISVTX else None
@@ -225,7 +226,7 @@ def open_named(path: str) -> int:
 
 
 def use_folder(path: str, shared: bool = False) -> int | None:
-    """Creates a folder if it is missing. If `shared` is True, returns the id of the group that may use it.
+    """Creates a folder if necessary. If `shared` is True, returns the id of the group that may use the folder.
 
     Raises Untrusted if anyone but this user, root and the group could change or replace the folder.
     """

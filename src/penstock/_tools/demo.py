@@ -47,7 +47,7 @@ Sample = tuple[Floats, np.int64]
 
 
 class Pictures:
-    """Random resized crops of pictures, with labels. They are computed in numpy, to keep the workers busy."""
+    """Random resized crops of pictures, with labels. The crops are computed in numpy, to keep the workers busy."""
 
     def __init__(self, folder: Path) -> None:
         self.pixels = np.load(folder / "pixels.npy", mmap_mode="r")
@@ -144,7 +144,7 @@ def _loader(dataset: Pictures, workers: int) -> DataLoader[Any]:
 
 
 def _troubled(console: Console, dataset: Pictures) -> Generator[Any, None, None]:
-    """Yields the batches of all epochs. In between, kills a worker, and later resumes with fewer workers."""
+    """Yields the batches of all epochs. Kills a worker on the way, then stops and resumes with fewer workers."""
     with _loader(dataset, WORKERS) as loader:
         for batches, batch in enumerate(loader, 1):
             yield batch

@@ -43,7 +43,10 @@ def run(paths: Sequence[str], out: str | None, storage: dict[str, Any] | None = 
 
 
 def _index(files: Sequence[AnyFile], indexes: Mapping[Identity, Index], out: str | None) -> int:
-    """Writes the index of one folder's tar files. Without `out`, keeps an existing index's entries for other tars."""
+    """Writes the index of one folder's tar files.
+
+    If `out` is None, an existing index in the folder keeps its entries for tars that are not in `files`.
+    """
     entries = {} if out is not None else _present(files[0])
     made = for_each(lambda file: entry_of(file, indexes[file.identity]), files)
     entries.update(zip((os.path.basename(file.path) for file in files), made, strict=True))

@@ -49,7 +49,7 @@ class Failure:
 
     @classmethod
     def capture(cls, exc: BaseException, *, where: str, notes: Sequence[str] = ()) -> bytes:
-        """Returns the exception as bytes, with `where` and `notes` added to its notes. This never raises."""
+        """Returns the exception as bytes, with `where` and `notes` as additional notes. This method never raises."""
         exc = ordinary(exc)
         forget_earlier(exc)
         dropped: list[str] = []
@@ -65,7 +65,7 @@ class Failure:
         return dumps(cls(type_name(exc), message, where, text_of(exc), (*own, *dropped, *notes), body))
 
     def exception(self) -> BaseException:
-        """Returns the exception or, if it cannot be rebuilt, a RuntimeError with its name and message."""
+        """Returns the exception. If it cannot be rebuilt, returns a RuntimeError with the `name` and `message`."""
         try:
             exc: BaseException = loads(self.body)
             if not isinstance(exc, BaseException):
@@ -93,7 +93,7 @@ def caught(exc: BaseException, *notes: str) -> BaseException:
 
 
 def copied(exc: BaseException, of: Callable[[Any], Any] = lambda value: value) -> BaseException:
-    """Copies `exc`, converting its args and attributes with `of`. If that fails, returns `exc` itself."""
+    """Copies `exc`, converting its args and attributes with `of`. If copying fails, returns `exc` itself."""
     try:
         attributes, slots = ({name: of(each[name]) for name in each} for each in (dict_of(exc), _slots(exc)))
         copy: BaseException = _rebuild(type(exc), of(_args_of(exc)), attributes, slots)
@@ -116,7 +116,7 @@ def keep(exc: BaseException, *, where: str) -> BaseException:
 
 
 def _traceless(value: Any) -> Any:
-    """Copies exceptions, including those in lists, tuples and dicts, without tracebacks. Keeps all other values."""
+    """Copies exceptions without tracebacks, also inside lists, tuples and dicts. Keeps all other values."""
     if isinstance(value, BaseException):
         return without_trace(copied(value, _traceless))
     if type(value) is dict:
@@ -131,7 +131,7 @@ def without_trace(exc: BaseException, cause: BaseException | None = None) -> Bas
 
 
 def forget_earlier(exc: BaseException) -> None:
-    """If a caught exception was raised before, removes the earlier frames from its traceback."""
+    """If an exception was raised more than once, removes the frames of earlier raises from its traceback."""
     # If an object is raised again, Python puts the new frames before the old ones, so its traceback would grow
     # without limit. The old frames begin where the function that catches the exception occurs a second time. They
     # are kept if the frame before them is `RAISING`: then they belong to another loader, which the dataset uses.
@@ -206,7 +206,7 @@ def _only_sendable(values: Mapping[str, Any], dropped: list[str]) -> dict[str, A
 
 
 def _slots(exc: BaseException) -> dict[str, Any]:
-    """Returns the attributes outside `__dict__`, such as OSError.filename and those in `__slots__`."""
+    """Returns the attributes outside `__dict__`, such as OSError.filename and attributes named in `__slots__`."""
     found: dict[str, Any] = {}
     for cls in type(exc).__mro__:
         if cls is BaseExceptionGroup:  # its members are in args
@@ -230,7 +230,7 @@ def _rebuild(cls: type[BaseException], args: Any, attributes: dict[str, Any], sl
 
 
 def _bare(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """Creates an instance of `cls` with the constructor of its built-in base class, not with the user's."""
+    """Creates an instance of `cls` with the constructor of its built-in base class. Skips the user's constructor."""
     for base in cls.__mro__:
         if base.__module__ != "builtins" or not issubclass(base, BaseException):
             continue
@@ -256,7 +256,10 @@ def described(exc: BaseException) -> str:
 
 
 def safe_text(obj: object, show: Callable[[object], str] = str) -> str:
-    """Returns `show(obj)` or, if that fails, text that names the error. Only worker processes suppress Ctrl-C."""
+    """Returns `show(obj)` or, if `show` raises an error, text that names the error.
+
+    Outside worker processes, a KeyboardInterrupt is raised as usual.
+    """
     try:
         return "".join((show(obj),))  # joined: __str__ may return a subclass of str
     except BaseException as exc:

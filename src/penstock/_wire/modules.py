@@ -20,7 +20,10 @@ ABSENT = {b"__main__", b"__mp_main__"}
 
 @contextmanager
 def sent_by_value() -> Iterator[Callable[[Any], None]]:
-    """Makes cloudpickle send an object by value if it cannot be imported. Pass it to the yielded function first."""
+    """Inside the `with` block, cloudpickle sends an object by value if the object cannot be imported.
+
+    Pass each object to the yielded function before cloudpickle pickles the object.
+    """
     import cloudpickle
 
     seen = {"__main__"}  # cloudpickle always sends the contents of `__main__` by value

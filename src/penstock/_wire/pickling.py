@@ -56,10 +56,11 @@ def dumps(
     by_value: bool = False,
     fresh: bool = False,
 ) -> bytes:
-    """Pickles `value` with plain pickle, or with cloudpickle if that fails or `by_value` is True.
+    """Pickles `value`. Uses cloudpickle if `by_value` is True or if plain pickle fails.
 
-    If `buffers` is given, the bytes of arrays are appended to it. `override` is for both picklers. If it is
-    None, cloudpickle uses `otherwise`. `fresh` (see `dump`) has an effect only with `by_value`.
+    If `buffers` is given, the bytes of arrays are appended to this list. Both picklers use `override`. If `override`
+    is None and plain pickle fails, cloudpickle uses the argument `otherwise` as its override. `fresh` (see `dump`)
+    has an effect only with `by_value`.
     """
     try:
         if buffers is None and override is None and not by_value:

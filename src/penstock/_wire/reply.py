@@ -187,7 +187,7 @@ class StrayReceiver(Protocol):
     """The parent's interface to strays."""
 
     def take(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
-        """Returns the memory of a stray, which has been sent by the time its reply is read."""
+        """Returns the memory of a stray. The worker sends a stray before the reply that refers to the stray."""
 
     def forget(self, worker: int) -> None:
         """Drops the remaining strays of a worker that has exited."""

@@ -228,7 +228,7 @@ class _MappedFile:
 
 
 def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
-    """Returns `array` itself if it is a memmap, or the memmap of which it is a view, or None."""
+    """Returns the memmap of which `array` is a view, possibly `array` itself. Returns None if there is no memmap."""
     below: Any = array
     while isinstance(below, np.ndarray):
         if isinstance(getattr(below, "_mmap", None), mmap.mmap):

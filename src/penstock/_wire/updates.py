@@ -27,15 +27,15 @@ class Setting(dict[str, Any]):
 def encode(change: Change, known: frozenset[bytes] = frozenset(), *, fresh: bool = True) -> bytes:
     """Pickles a change to the dataset. A class with a tag in `known` is sent as this tag.
 
-    Any other class that workers cannot import is sent by value, and arrives as a new class. For forked workers,
-    `known` has the tags of the classes in `__main__`. For other workers, `fresh` is True, because they have only what
-    they can import.
+    Any other class that workers cannot import is sent by value, and arrives as a new class. Forked workers
+    know the tags of the classes in `__main__`. Workers that were not forked have only what they can import, so they
+    need `fresh=True`.
     """
     return dumps(change, override=by_tag(known), by_value=True, fresh=fresh)
 
 
 class UpdateLog:
-    """This process's position in the log of dataset changes: it has written or applied the log up to offset `end`."""
+    """The offset `end` in the log of dataset changes. This process wrote or applied all changes before `end`."""
 
     __slots__ = ("end",)
 

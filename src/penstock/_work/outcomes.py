@@ -1,7 +1,7 @@
 """The outcomes that a runner can return for a task.
 
-`mark` is the position of the stream after the task, even if the task failed. It is None if the task did not read a
-stream, or if the stream has no state.
+`mark` is the position of the stream after the task, even if the task failed. `mark` is None if the task did not
+read a stream, or if the stream has no state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fetches the samples of a step one by one, and leaves out or replaces those that fail."""
+"""Fetches the samples of a step one by one. Samples that fail can be left out or replaced."""
 
 from __future__ import annotations
 

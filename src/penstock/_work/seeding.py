@@ -77,7 +77,7 @@ class _Words(ISpawnableSeedSequence):
 
 
 def number_of(key: object) -> int:
-    """Returns an integer for a key, the same in every process. (Hashes and many pickles may differ.)"""
+    """Returns an integer for a key, the same in every process. (Many hashes and pickles differ between processes.)"""
     if isinstance(key, (int, np.integer)):
         return int(key)
     if isinstance(key, tuple):  # item by item, because a pickle depends on which items are the same object
@@ -119,9 +119,9 @@ class Lending:
     """Lends generators that all threads of a process share. Several threads may borrow them at the same time.
 
     The first borrower saves the generators' state, and the last one restores it, so that the loan does not affect the
-    program. If a thread borrows again in the middle of a step, the inner loan restores the step's state when it ends.
-    Two simultaneous borrowers disturb each other's random numbers. Making the second wait for the first was rejected:
-    the first may itself be waiting for a batch from the second.
+    program. If a thread borrows again in the middle of a step, the end of the inner loan restores the step's state.
+    Two simultaneous borrowers disturb each other's random numbers. Making the second borrower wait for the first was
+    rejected: the first borrower may itself be waiting for a batch from the second.
     """
 
     def __init__(self, saved: Callable[[], SavedGenerators]) -> None:
@@ -168,7 +168,7 @@ class Lending:
 
 
 class GeneratorLoan:
-    """A loan of generators. When it ends, it restores `saved`. If `saved` is None, another loan does this."""
+    """A loan of generators. `saved` is the state to restore, or None if another loan will restore the state."""
 
     saved: SavedGenerators | None = None
 
@@ -194,7 +194,7 @@ class _PythonAndNumpyState:
     `numpy.random.get_state` and `set_state` copy 624 numbers one by one, in 170 µs together. Copying the generator's
     memory, whose address is public in numpy, takes 1 µs. But numpy draws normal numbers in pairs, and keeps the
     second number of a pair outside that memory. To find out whether numpy has such a number, a normal number is
-    drawn. If that does not change the memory, the drawn number is the one that numpy had kept.
+    drawn. If drawing does not change the memory, then numpy had kept the drawn number.
     """
 
     # mt19937: 624 words and the position.

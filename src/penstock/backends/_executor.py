@@ -42,7 +42,11 @@ class TaskExecutor:
         self._runner.change(changes)
 
     def do(self, notice: Notice, root: NDArray[np.uint8], begin: Callable[[int], bool]) -> bytes:
-        """Runs a task and returns the encoded reply. Stops before a later step if `begin(at)` is False."""
+        """Runs a task and returns the encoded reply.
+
+        If the task has several steps, `begin(at)` is called before each step. If `begin` returns False, the remaining
+        steps are left out. But the first step is always run.
+        """
         seq, count, updates, replier = notice.seq, notice.steps, notice.updates, self._replier
         try:
             task = notice.task(root)

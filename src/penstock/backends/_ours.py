@@ -1,4 +1,4 @@
-"""Registers penstock's own backends. Each is imported at first use, which takes about 10 ms for processes."""
+"""Registers penstock's own backends. Each backend is imported at first use (about 10 ms for `process`)."""
 
 from __future__ import annotations
 

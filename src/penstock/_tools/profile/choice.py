@@ -4,7 +4,7 @@ The trials are, in this order:
 
     1  the plain loop, without workers
     2  two threads and two processes, and then twice as many of each as long as doubling helps
-    3  25 % fewer and 50 % more workers than the best number so far; if this number is 2, only 1 worker
+    3  25 % fewer and 50 % more workers than the best number so far; if the best number so far is 2, only 1 worker
 
 If processes are not faster than the same number of threads, larger numbers of processes are tried only above the
 number at which threads stop scaling. For a stream with one reader, only one thread and one process are tried. As soon
@@ -24,7 +24,7 @@ HELPS = 1.1
 """More workers are tried while each increase gives more than this speedup. Timings vary by a few percent."""
 
 SCALES = 0.8
-"""Threads count as scaling while the rate per thread is above this share of its value in the first threaded trial."""
+"""Threads scale while the rate per thread is above this share of the rate per thread in the first threaded trial."""
 
 AS_GOOD = 0.95
 """A trial with at least this share of the best rate counts as equally fast. Fewer workers are then preferred."""

@@ -1,23 +1,25 @@
 """The board: a table of tasks in shared memory, from which worker processes take tasks by themselves.
 
-So a free worker need not wait for the parent, which may be busy with a training step. And no task waits behind a slow
-task in the queue of one worker.
+With the board, a free worker need not wait for the parent, which may be busy with a training step. And no task waits
+behind a slow task in the queue of one worker.
 
 - To post a task, the parent writes a notice (the task's record) into a slot, marks the slot OPEN, and sends a token
   (slot, seq) through a pipe that all workers read. Reading the token orders the parent's writes before the worker's
   reads, on any processor. Tokens are read in the order of posting; the only reader of a stream relies on this.
 - The worker that reads a token claims the task. A claim changes OPEN to CLAIMED under a record lock on one byte of
   the board's file. The kernel releases the lock if the holder dies. If the task was rescinded, the claim fails,
-  because the slot is free or holds another seq. But even a failing claim holds the lock for a moment. Therefore
-  claims wait for the lock: if a claim gave up, its task would stay open without a token.
+  because the slot is free or holds another seq. But even a failing claim holds the lock for a moment, in which a
+  second worker may claim the slot's new task. So claims wait for the lock. If the second claim gave up instead, the
+  new task would stay open without a token.
 - When a worker has died, the board shows which slot the worker had claimed. The parent sends tokens again for all
   open tasks, in case the worker died after reading a token.
-- A leave is a request that any one worker exit. A worker exits if more leaves are wanted than taken. It checks this
-  before it reads a token, so it never exits while it holds a token or a task. A token that names no task wakes a
-  waiting worker. A lock is held while a worker takes a leave, or the parent withdraws leaves. The board records which
-  workers took leaves.
+- A leave is a request that any one worker exit. Before a worker reads a token, it compares the numbers of wanted and
+  taken leaves, and exits if more are wanted than taken. So a worker never exits while it holds a token or a task. A
+  token that names no task wakes a waiting worker. Leaves are taken and withdrawn under one lock. The board records
+  which workers took leaves.
 
-The file has far more slots than are ever used, but it is sparse: a page takes memory only once it is written to.
+The file has far more slots than are ever used. But the file is sparse: a page takes no memory until the first write
+to the page.
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
 
     def rescind(self, slot: int) -> bool:
-        """Takes back an open task without waiting. Returns False if a worker has claimed the task or is doing so."""
+        """Takes back an open task. Never waits. Returns False if a worker has claimed, or is claiming, the task."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
         except OSError:
@@ -143,7 +145,7 @@ class Board:
         return self._words[_WANTED] - self._words[_TAKEN]
 
     def withdraw_leaves(self) -> int:
-        """Withdraws the open exit requests. Returns their number, or 0 if a worker is accepting one now."""
+        """Withdraws and counts open exit requests. Does nothing and returns 0 while a worker accepts a request."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _NO_SLOT)
         except OSError:
