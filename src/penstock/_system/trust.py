@@ -1,8 +1,8 @@
 """Decides whether a file, folder or memfd may be trusted, and creates private files and folders.
 
 Other users can put any file under any name into a folder that they may write to. They can also give a memfd any
-name, and make a set-uid program such as `su` hold the memfd open. So penstock judges a file by what the kernel says about
-the open file, and never by its name or by the process that holds it:
+name, and make a set-uid program such as `su` hold the memfd open. So penstock judges a file by what the kernel says
+about the open file, and never by its name or by the process that holds it:
 
 - The owner is this user or root, and no other user may write to the file (`check`).
 - A mapped memfd has seals, which cannot be removed, so that it can neither shrink nor change (`open_sealed`).
