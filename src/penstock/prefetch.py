@@ -166,7 +166,7 @@ class Prefetcher:
         return taken
 
     def _take(self) -> Any:
-        """Returns the next batch, END, or a NoBatch with an error. The thread may then read another batch."""
+        """Returns the next batch, END, or a NoBatch with an error. Taking a batch lets the thread read another."""
         if self._gate.stopped and not self._closed:  # this object was in a cycle, and a finalizer brought it back
             self._ended_by = "the garbage collector"
         stopwatch = self._crew.stopwatch
@@ -219,7 +219,7 @@ class Prefetcher:
 
     @never_ends
     def __len__(self) -> int:
-        """The length of the source, if it has one."""
+        """Returns the length of the source. Raises TypeError if the source has no length."""
         return len(self._source)
 
     def __bool__(self) -> bool:
@@ -234,7 +234,7 @@ class Prefetcher:
 
     @never_ends
     def _state_dict(self) -> Any:
-        """Returns the source's state after the last delivered batch. This may wait until reading has begun."""
+        """Returns the source's state after the last delivered batch. If necessary, waits until reading has begun."""
         sweep = self._producer.wanted
         if sweep is None:
             return self._source.state_dict()
@@ -250,7 +250,7 @@ class Prefetcher:
 
     @never_ends
     def _load_state_dict(self, state: Any) -> None:
-        """Loads a state when the source has finished its current batch. If loading fails, reading continues."""
+        """Waits until the source has finished a batch, then loads the state. If loading fails, reading continues."""
         self._check()
         with self._producer.turn:
             try:
@@ -318,9 +318,10 @@ class Prefetcher:
             )
 
     def _begin(self, again: bool, *, loaded: bool = False, first: Any = None) -> None:
-        """Starts a pass over the source if `again` is True or if there was none before. Starts the thread if needed.
+        """Starts a pass over the source, and the thread if needed.
 
-        If `loaded` is True, the pass begins at the state `first`.
+        If `again` is False, only the first pass is started. If `loaded` is True, the pass begins at the state
+        `first`.
         """
         self._check()
         producer = self._producer

@@ -120,7 +120,7 @@ class TFRecord(Extents):
 
 
 def example(message: bytes, arrays: Iterable[str] = ()) -> dict[str, Any]:
-    """Returns the features of a `tf.train.Example`, sorted by name because protobuf maps are unordered."""
+    """Returns the features of a `tf.train.Example`, sorted by name. (A protobuf map has no fixed order.)"""
     features: dict[str, Any] = {}
     for number, some in _fields(memoryview(message)):
         if number != 1:
@@ -133,7 +133,7 @@ def example(message: bytes, arrays: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def _fields(message: Any) -> Iterator[tuple[int, Any]]:
-    """Yields each field's number and content. Raises MessageError for a field that holds a number."""
+    """Yields (field number, content) for each field. Raises MessageError if a field does not hold bytes."""
     if not isinstance(message, memoryview):
         raise MessageError("a number was found where a message should be")
     for number, wire_type, found in fields(message):
@@ -143,7 +143,7 @@ def _fields(message: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _values(feature: memoryview, is_list: bool) -> Any:
-    """Returns the values of a feature, or the value itself if it is the only one and `is_list` is False."""
+    """Returns the values of a feature. A single value is returned without a list, unless `is_list` is True."""
     found: Any = np.empty(0, np.float32)
     for kind, message in _fields(feature):
         if kind == 1:

@@ -27,7 +27,7 @@ class Box(NamedTuple):
         return 1
 
     def shrunk(self, times: int) -> tuple[Box, tuple[float, float]]:
-        """Scales the box to an image decoded at 1/`times` size. Returns the rounded box, and its exact size."""
+        """Scales the box to an image decoded at 1/`times` size. Returns the box, rounded, and its unrounded size."""
         # The exact box begins at the upper left corner of the rounded one; pixels beyond its size may be padding. A
         # box that begins inside a decoded pixel is moved to the pixel's edge: this is harmless, as its position is
         # random.

@@ -287,7 +287,7 @@ def _read_list(file: AnyFile, folder: LocalFolder | RemoteFolder, labels: bool) 
 
 
 def _without_labels(lines: list[str], is_file: Callable[[str], bool]) -> list[str]:
-    """Returns the paths in a listing. A number at a line's end is a label, unless it is part of the file's name."""
+    """Returns the paths in a listing, without labels. A number at a line's end may be part of a file name."""
     found = [path if label is not None else "" for path, label in map(_read_line, lines)]
     # Only the first few files are looked up, because a list may have millions of lines.
     if all(found) and not any(map(is_file, lines[:CHECKED])):
@@ -299,7 +299,7 @@ def _without_labels(lines: list[str], is_file: Callable[[str], bool]) -> list[st
 
 
 def _read_line(line: str) -> tuple[str, Any]:
-    """Returns the path and its label: a number, a list of numbers, or None if there is no label."""
+    """Returns the path and the label in a line. The label is a number, a list of numbers, or None if missing."""
     *numbers, path = line.split("\t")
     found = [_number(word) for word in numbers]
     if len(found) >= 2 and None not in found:  # MXNet's format, which begins with an unused number

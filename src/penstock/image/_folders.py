@@ -109,7 +109,7 @@ class RemoteFolder:
 
 
 class Files(Sequence[AnyFile]):
-    """The image files of a folder. File objects are created on access, because there may be millions."""
+    """The image files of a folder. There may be millions, so each file object is created on access."""
 
     def __init__(self, folder: LocalFolder | RemoteFolder, paths: Sequence[str]) -> None:
         self._folder, self._paths = folder, paths
@@ -130,7 +130,7 @@ class Files(Sequence[AnyFile]):
 def find_folder(
     root: Path, listing: Path | None, access: Access
 ) -> tuple[LocalFolder | RemoteFolder, AnyFile | None]:
-    """Returns the folder of the images, and their listing, if there is one. `root` may itself be the listing."""
+    """Returns the folder of the images, and the listing or None. `root` may be a listing instead of a folder."""
     text = text_of(root, "ImageFolder")
     if not is_url(text):
         folder = local(text, "ImageFolder")

@@ -48,7 +48,7 @@ class JpegFile:
             return image.info
 
     def pixels(self, part: Excerpt, memory: GetScratch) -> Pixels:
-        """Decodes a part. If the file is damaged, Pillow decodes it."""
+        """Decodes a part of the image. Damaged files are decoded by Pillow."""
         try:
             decoded = self._jpeg.decode(part.lower, 1, "rgb", memory)
         except ValueError:
@@ -94,10 +94,10 @@ class Excerpt(NamedTuple):
 
 
 class LazyImage(Image.Image):
-    """A part of a JPEG, or an image derived from it, as a PIL image. Pixels and `info` are read when first used.
+    """A PIL image that is a part of a JPEG, or is derived from such a part. Pixels and `info` are read on first use.
 
-    Until Pillow has the pixels (`_im` is None), `_stored` is either an array of pixels, or the part of the file to
-    decode.
+    As long as Pillow does not have the pixels (`_im` is None), `_stored` is either an array of pixels, or the part of
+    the file to decode.
     """
 
     _file: JpegFile | None = None

@@ -1,9 +1,9 @@
 """Converts batches to `jax.Array`s. The arrays are copies of data in a slab, or refer to the slab itself.
 
-On the CPU, JAX does not copy a numpy array whose memory is aligned to 64 bytes: the `jax.Array` refers to the array,
-or to its base. The base of a batch's arrays is the root array of the slab, so the slab is reused only after JAX has
-dropped the last reference (see `_memory/slabs.py`). An array outside the slab may belong to the user, who may change
-it, so it is copied first.
+On the CPU, JAX does not copy a numpy array whose memory is aligned to 64 bytes: the `jax.Array` refers to the numpy
+array, or to the base of the numpy array. The base of a batch's arrays is the root array of the slab, so the slab is
+reused only after JAX has dropped the last reference (see `_memory/slabs.py`). Arrays outside the slab are always
+copied, because they may belong to the user, who may change them.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ def _is_known(dtype: np.dtype[Any]) -> bool:
 
 
 KNOWN = MemoTable(_is_known)
-"""Maps each numpy dtype to True if JAX supports it, possibly after narrowing (such as int64 to int32)."""
+"""True for each numpy dtype that JAX supports, possibly after narrowing (such as int64 to int32)."""
 
 
 class DevicePlacer:
     """Converts each batch of a loader to `jax.Array`s.
 
     - `sharding`: how arrays are divided among devices, or None for arrays on the default device.
-    - `batch_size`: the number of rows in the global batch. It is None if this process holds all devices of the
-      sharding: a batch may then have any number of rows.
-    - `rows`: the rows of the global batch that this process makes, or None if it makes all of them.
-    - `cast`: the loader's cast. It is applied here only to Python numbers, which workers do not convert.
+    - `batch_size`: the number of rows in the global batch, or None if this process holds all devices of the
+      sharding. With None, a batch may have any number of rows.
+    - `rows`: the rows of the global batch that this process makes, or None if this process makes all rows.
+    - `cast`: the loader's cast. Here it is applied only to Python numbers, because workers do not convert them.
     """
 
     def __init__(self, sharding: Any, batch_size: int | None, rows: LocalRows | None, cast: Cast | None) -> None:
@@ -83,7 +83,7 @@ class DevicePlacer:
         return unflatten(spec, leaves)
 
     def rows_in_all(self, rows: int) -> int:
-        """Returns the number of rows in the global batch. `rows` is how many this process has made."""
+        """Returns the number of rows in the global batch. This process has made `rows` of these rows."""
         return self._batch_size or rows
 
     def mask(self, rows: int, pad: int) -> jax.Array:
@@ -113,7 +113,7 @@ class DevicePlacer:
     def _parts_of(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Any, dict[Any, Any] | None]:
         """Returns the shape and sharding of the global array, and the place of each part in this process's array.
 
-        The places are None if this process has made all rows, because its array is then the global array.
+        If this process makes all rows, its array is the global array, and None is returned instead of the places.
         """
         sharding, whole, size = for_rank(self.sharding, len(shape)), shape, self._batch_size
         if size is not None:
@@ -146,7 +146,7 @@ _LAST = ' (and last_batch="pad" or "drop")'
 
 
 class _Unfit(Exception):
-    """Raised for an array that cannot be split. The message does not yet name the array's field."""
+    """Raised for an array that cannot be split. The message lacks the name of the array's field."""
 
     def __init__(self, array: Any, message: str) -> None:
         super().__init__(message)

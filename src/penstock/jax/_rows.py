@@ -41,16 +41,16 @@ def parts(sharding: Any) -> int:
 
 
 def local_rows(sharding: Any, batch_size: int) -> LocalRows | None:
-    """Returns the rows of a global batch that this process loads, or None if it loads all of them."""
+    """Returns the rows of a global batch that this process loads, or None if this process loads all rows."""
     return rows_of_processes(sharding, batch_size)[jax.process_index()]
 
 
 def rows_of_processes(sharding: Any, batch_size: int) -> dict[int, LocalRows | None]:
-    """Maps each process that has devices of the sharding to the rows that it loads. None means all rows.
+    """Maps each process that has devices of the sharding to the rows that this process loads (None: all rows).
 
     Two processes load either the same rows, or no row in common. So everything that depends on the rows of a process,
-    such as the random numbers of a step, is the same in all processes that load a row. If two processes need some
-    rows in common, each of them loads the rows of both.
+    such as the random numbers of a step, is the same in all processes that load a row. If two processes share some of
+    the rows that they need, each process loads the rows of both processes.
     """
     try:
         tiles = for_rank(sharding, 1).devices_indices_map((batch_size,))

@@ -1,4 +1,4 @@
-"""An order that needs only a few blocks (such as row groups) at a time. A fully random order needs all of them."""
+"""A random order that needs only a few blocks (such as row groups) at a time."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class _Known(NamedTuple):
 
 
 class _GroupParts(NamedTuple):
-    """The parts in a few stretches, sorted by stretch, and the groups to which these parts belong."""
+    """Parts of groups: all parts in a few stretches, sorted by stretch. Also describes the groups of these parts."""
 
     begins: NDArray[np.int64]  # the first position of each part, and the end
     moves: NDArray[np.int64]  # for each part: index in the group minus position
@@ -105,8 +105,8 @@ _FIRST_GROUPS = 64
 class Arrangement:
     """The blocks of one epoch, laid end to end in random order.
 
-    A place is the index of a sample in this sequence. A position is the sample's index in the final order. Groups are
-    arranged only as far as positions were requested, because a mixture may begin hundreds of sources at once. An
+    A place is the index of a sample in this sequence. A position is the sample's index in the final order. A mixture
+    may begin hundreds of sources at once, so groups are arranged only up to the last position that was requested. An
     arranged block takes 20 bytes.
     """
 
@@ -166,7 +166,7 @@ class Arrangement:
         return known
 
     def _upto(self, groups: int) -> _Known:
-        """Arranges the first `groups` groups, and the stretches that need no other groups."""
+        """Arranges the first `groups` groups, and all stretches that consist only of parts of these groups."""
         ends, parts = self._ends(np.arange(groups + 1)), self._parts
         numbers = self._permutation.at(np.arange(ends[-1]))
         starts = np.concatenate([[0], (self._edges[numbers + 1] - self._edges[numbers]).cumsum()])

@@ -231,7 +231,7 @@ class BudgetWindows:
 
 
 def _small(lengths: Int64s) -> NDArray[np.integer]:
-    """Returns the numbers as 16-bit integers if they fit, because numpy sorts these ten times as fast."""
+    """Returns the numbers, as 16-bit integers if possible. Numpy sorts 16-bit integers ten times as fast."""
     return lengths.astype(np.uint16) if lengths.max(initial=0) < 1 << 16 else lengths
 
 
@@ -239,7 +239,7 @@ def _small(lengths: Int64s) -> NDArray[np.integer]:
 class _InBatches:
     """The order in which `ranks` ranks get the samples, batch by batch.
 
-    If `start` is inside a window of `epoch`, this window stays arranged for the number of ranks that began it.
+    If `start` is inside a window of `epoch`, this window stays arranged for `start.ranks` ranks.
     """
 
     windows: BudgetWindows
@@ -282,16 +282,16 @@ class _LastStep(NamedTuple):
 class BudgetPlan(PlacedPlan):
     """A plan that deals the batches of each window to the ranks. In every step, each rank gets one batch.
 
-    One step takes the next `world` batches of the window, which have about the same width. If fewer batches are left
-    at the end of a window, their samples are divided again into `world` smaller batches of about the same cost. The
-    cost is the number of padded tokens or, with `power=2`, rows times width squared. (If there are fewer samples than
-    ranks, some samples are repeated as padding.) If `drop_last` is True, such a step is dropped at the end of the
-    epoch.
+    One step takes the next `world` batches of the window, which have about the same width. If fewer than `world`
+    batches are left at the end of a window, the samples of these batches are divided again, into `world` smaller
+    batches of about the same cost. The cost is the number of padded tokens or, with `power=2`, rows times width
+    squared. (If there are fewer samples than ranks, some samples are repeated as padding.) If `drop_last` is True,
+    the last window of the epoch has no step of smaller batches, and the remaining samples are dropped.
 
     After any step, the ranks have consumed all earlier windows and the first batches of the current window. A
     different number of ranks can continue from there: `start` is the code of this `Place`. The rest of the current
-    window stays arranged for the previous number of ranks, which is part of the place. Later windows are arranged
-    for the new number.
+    window stays arranged for the previous number of ranks, which the place contains. Later windows are arranged for
+    the new number of ranks.
     """
 
     windows: BudgetWindows
@@ -358,7 +358,7 @@ class BudgetPlan(PlacedPlan):
         return place.opens(self.windows.window, self.order.size(epoch), step)
 
     def upcoming(self, epoch: int) -> Upcoming:
-        """Returns the samples batch by batch, as if the last batches of a window were not cut again."""
+        """Returns the samples batch by batch. Ignores that the last batches of a window may be cut again."""
         order = _InBatches(self.windows, self.world, epoch, Place.of(self.start))
         return Upcoming(order, lambda step: order.reached(epoch, Place.of(self.consumed(epoch, step))))
 
@@ -392,7 +392,7 @@ class BudgetPlan(PlacedPlan):
         return self._place(epoch, window, number).item + self.world > self.windows.size(epoch, window)
 
     def _last(self, epoch: int, window: int) -> _LastStep:
-        """Returns the window's last step, whose batches are cut again because too few are left for all ranks."""
+        """Cuts the window's last batches again, into one batch for each rank. Returns the window's last step."""
 
         def make() -> _LastStep:
             keys, lengths, starts = self.windows.cut(epoch, window)
@@ -433,7 +433,7 @@ class BudgetPlan(PlacedPlan):
         return left // self.world if is_last else -(-left // self.world)
 
     def _left_over(self, epoch: int, step: int) -> Place | None:
-        """Returns the place of the first batch that `drop_last` drops, or None if it drops none."""
+        """Returns the place of the first batch that `drop_last` drops, or None if no batch is dropped."""
         count = self.windows.count(epoch)
         if not self.drop_last or not count or Place.of(self.start).window >= count:
             return None

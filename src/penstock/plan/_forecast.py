@@ -110,7 +110,7 @@ class InnerForecast(Forecast):
 
     `keys(outer_keys)` converts keys of the outer dataset to keys of the wrapped dataset. A key that the wrapped
     dataset does not have becomes -1. `blocks()` returns how the blocks of the two datasets correspond, or None if
-    that is unknown. `blocks` is called only if its result is needed.
+    the correspondence is unknown. `blocks` is called only if the result is needed.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Decides which source each sample of a mixture comes from, and which of that source's samples it is.
+"""Decides which source gives the sample at each position of a mixture, and which of its samples the source gives.
 
 The shares are exact in every prefix: after n positions of a stage, a source of weight w has given floor(n * w) or
 ceil(n * w) samples. So sample j of the source must be at one of the positions floor(j / w) to ceil((j + 1) / w) - 1.
@@ -68,9 +68,9 @@ class Schedule:
     """Chooses the source at each position. The weights are positive integers that sum to `UNIT`, and never change.
 
     Positions are divided into leaves. At the edge between two leaves, each source has given its exact share of the
-    samples, rounded down or up. `_edge` chooses which sources are rounded up, so that the leaves on both sides can be
-    filled. The edges form a tree: an edge is higher in the tree if its number ends with more zero bits. Each edge is
-    chosen to fit the nearest higher edges on both sides.
+    samples, rounded down or up. `_edge` chooses the sources that are rounded up, such that the leaves on both sides
+    of the edge can be filled. The edges form a tree: an edge is higher in the tree if its number ends with more zero
+    bits. The choice at an edge must fit the choices at the nearest higher edges on both sides.
     """
 
     def __init__(self, weights: Sequence[int], seed: int) -> None:
@@ -197,8 +197,8 @@ def _rounded_up(
 ) -> list[int]:
     """Chooses which of the straddling samples are placed before the edge at position n. Returns their sources.
 
-    `before` and `after` are the positions of the known edges on both sides. Samples of the sources in `taken` come
-    before the edge `before`. Samples of the sources in `left` come after the edge `after`.
+    `before` and `after` are the positions of the nearest known edges on both sides of n. If a source is in `taken`,
+    its sample comes before the edge `before`. If a source is in `left`, its sample comes after the edge `after`.
     """
     # This is a schedule of its own: the first m slots are before the edge, and the others after it. The slots where a
     # sample may be are chosen such that the leaves on both sides can be filled.
@@ -242,7 +242,7 @@ def _earliest_due(first: Sequence[int], stop: Sequence[int]) -> list[int]:
 def _by_entry(begins: list[int], entries: list[int]) -> list[int]:
     """Gives each slot the smallest unused entry that may be placed there.
 
-    `entries[i]` may be placed in slot `begins[i]` or later. `begins` must be sorted. It is modified.
+    `entries[i]` may be placed in slot `begins[i]` or later. `begins` must be sorted. The list `begins` is modified.
     """
     size = len(begins)
     begins.append(size)
@@ -308,7 +308,7 @@ def _paired(array: NDArray[Any], distance: int) -> NDArray[Any]:
 class Stage(NamedTuple):
     """The weights that apply from a position of an epoch until the next stage.
 
-    `given` holds how many samples each source has given earlier in this epoch. An empty tuple means none.
+    `given` holds how many samples each source has given earlier in this epoch. It is empty if all counts are 0.
     """
 
     epoch: int
@@ -350,7 +350,8 @@ class MixtureOrder:
     `lengths` has the number of samples of each source. With `shuffle`, each pass over a source has its own random
     order. A source that has an entry in `blocks` is shuffled by blocks. The seed of a source depends on the source's
     number in `labels` (by default 0, 1, 2 and so on). `stop` says when an epoch ends: never, when the first source
-    has given all of its samples, or when all sources (with a weight above 0) have done so.
+    has given all of its samples, or when all sources have given all of their samples. (Sources with weight 0 do not
+    count.)
 
     >>> order = MixtureOrder((3, 2), (Stage(0, 0, whole_weights([Fraction(3), Fraction(1)])),), seed=1)
     >>> order.counts(epoch=0, position=8).tolist()
@@ -563,7 +564,7 @@ class EqualEpochs:
         return self.order.at(0, _checked(positions, self.n) + self._begin(epoch))
 
     def counts(self, epoch: int, position: int) -> NDArray[np.int64]:
-        """Returns how many samples each source has given before this position, in all epochs."""
+        """Returns how many samples each source has given in earlier epochs, and in this epoch before `position`."""
         if not 0 <= position <= self.n:
             raise IndexError(f"position {position} is outside epoch {epoch}, which has {self.n} samples.")
         return self.order.counts(0, self._begin(epoch) + position)
@@ -576,7 +577,7 @@ class EqualEpochs:
 
 
 def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Returns the first number from `low` to `high` for which a monotone condition holds, or `high` if none does."""
+    """Returns the first number in low..high-1 for which `holds` is True, or else `high`. `holds` must be monotone."""
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle + 1, high)
@@ -584,7 +585,7 @@ def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
 
 
 def _distinct(numbers: NDArray[np.int64]) -> list[int]:
-    """Returns the numbers without duplicates. Usually there is only one, which needs no sorting."""
+    """Returns the numbers without duplicates. Usually all numbers are equal, and need no sorting."""
     if not numbers.size:
         return []
     low, high = int(numbers.min()), int(numbers.max())

@@ -313,7 +313,7 @@ class Permutation:
 
 
 class Permutations:
-    """Random permutations: one of 0..n-1 for each n in `sizes` and each key.
+    """Random permutations. Each pair of a size n in `sizes` and a key has its own permutation of 0..n-1.
 
     For many elements of the same permutation, `Permutation` is faster.
     """
@@ -328,7 +328,11 @@ class Permutations:
     def at(
         self, which: NDArray[np.int64], keys: NDArray[np.uint64], positions: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Returns, for each i, element `positions[i]` of the permutation with `sizes[which[i]]` and `keys[i]`."""
+        """Returns elements of permutations, one for each i.
+
+        Entry i of the result is element `positions[i]` of the permutation that has size `sizes[which[i]]` and key
+        `keys[i]`.
+        """
         cells, sizes = positions.astype(np.uint64), self._sizes[which]
         walking = np.arange(len(cells))
         while walking.size:
@@ -362,7 +366,7 @@ def _rotated(
     other_size: NDArray[np.uint64],
     keys: NDArray[np.uint64],
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Rotates two coordinates in turn, each by a hash of the other. The number of rounds must be even."""
+    """Rotates two coordinates in turn, each by a hash of the other coordinate. The number of rounds must be even."""
     for number in rounds:
         hashed = ((other + keys) ^ _ROUND_KEYS[number]) * _FIRST
         hashed ^= hashed >> _32
@@ -388,7 +392,7 @@ _permutation = lru_cache(maxsize=8)(Permutation)
 
 
 def _checked(positions: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Returns a copy of the positions. Raises IndexError if one of them is outside 0..size-1."""
+    """Returns a copy of the positions. Raises IndexError if any position is outside 0..size-1."""
     copy = np.array(positions, dtype=np.int64)
     if copy.size and ((low := copy.min()) < 0 or copy.max() >= size):
         raise IndexError(f"positions {low} to {copy.max()} are not all inside an order of {size} samples.")
@@ -396,7 +400,7 @@ def _checked(positions: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 
 
 def _scaled(numbers: NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
-    """Maps 64-bit numbers evenly to 0..n-1: the upper half of number * n, computed with 32-bit digits."""
+    """Maps 64-bit numbers evenly to 0..n-1. Returns the upper half of number * n, computed with 32-bit digits."""
     low, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
     n_high, n_low = np.uint64(n >> 32), np.uint64(n & 0xFFFFFFFF)
     high, rest = numbers >> shift, numbers & low

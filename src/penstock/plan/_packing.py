@@ -23,7 +23,7 @@ PACKED_TOGETHER = 100_000
 """Default number of documents in a window."""
 
 _APART = 100
-"""For each `_APART` rows, one more row is allowed in order to keep copies of a document apart."""
+"""For every `_APART` rows, one extra row is allowed, so that copies of a document can be in different rows."""
 
 METHODS = ("best_fit", "concat")
 OVERFLOWS = ("split", "truncate", "drop", "error")
@@ -172,7 +172,7 @@ class PackWindows:
         return spread(rows, documents, pieces.sizes), count
 
     def _pieces(self, keys: Int64s) -> tuple[_Placed, PackingFigures]:
-        """Returns the parts to place in rows, and the figures so far. Applies `overflow` to overlong documents."""
+        """Applies `overflow` to long documents. Returns the parts to place in rows, and the documents' figures."""
         sizes = np.stack([table.of(keys) for table in self.lengths], axis=1)
         some = (sizes > 0).any(axis=1)
         empty = len(keys) - int(some.sum())
@@ -315,8 +315,9 @@ def best_fit(sizes: Int64s, capacity: int, most: Mapping[int, int] = {}) -> tupl
 def most_in_a_row(sizes: Int64s, documents: Int64s) -> dict[int, int]:
     """Returns how many pieces of each size a row may have, so that copies of a document can be in different rows.
 
-    The result has only the sizes of documents with copies. `spread` can separate all copies of a size with n pieces
-    if no row has more than q of these pieces, and no document has more than n / q copies.
+    The result has only the sizes of documents with copies. Let n be the number of pieces of one size, and q the most
+    copies of one document among these pieces. If no row has more than n // q of the pieces, `spread` can separate all
+    copies.
 
     >>> most_in_a_row(np.array([3, 3, 3, 3, 5]), np.array([7, 7, 8, 9, 6]))
     {3: 2}
@@ -370,7 +371,7 @@ def spread(rows: Int64s, documents: Int64s, sizes: Int64s) -> Int64s:
 
 
 def _spread_equal(rows: Int64s, documents: Int64s) -> Int64s:
-    """Returns new rows for pieces of one size. Each row keeps its number of these pieces."""
+    """Returns new rows for pieces of one size. The number of these pieces in each row stays the same."""
     numbers, room = np.unique(rows, return_counts=True)
     open_rows = list(zip((-room).tolist(), numbers.tolist(), strict=True))  # those with most room first
     heapify(open_rows)
@@ -409,7 +410,10 @@ class _FreeRows:
             ranges.append((first, count))
 
     def take(self, need: int) -> tuple[int, int, int] | None:
-        """Removes a range of the fullest rows with room for `need`. Returns (space, first row, count) or None."""
+        """Removes a range of the fullest rows with room for `need`. Returns (space, first row, count).
+
+        Returns None if no row has enough room.
+        """
         at = bisect_left(self._spaces, need)
         if at == len(self._spaces):
             return None
@@ -428,8 +432,9 @@ _WHOLE = 1 << 20
 def best_fit_by_kinds(sizes: Int64s, capacities: tuple[int, ...]) -> tuple[Int64s, int]:
     """Like `best_fit`, but with several kinds of cost: piece i fits into a row if there is room for it in every kind.
 
-    Pieces and rows are compared by the sum of their shares of the capacities. The largest piece comes first, and goes
-    to the fullest row that has room for it. The time grows with the number of rows that are not full.
+    In each kind, a piece takes a share of a row's capacity. The size of the piece is the sum of these shares, and the
+    free space of a row is measured in the same way. The largest piece is placed first. Each piece goes to the fullest
+    row that has room for it. The time grows with the number of rows that are not full.
 
     >>> best_fit_by_kinds(np.array([[9, 1], [5, 0], [5, 1], [1, 1]]), (10, 1))
     (array([0, 1, 1, 2]), 3)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _Take = Callable[[int], list[Any]]
 
 LocalRows = tuple[int, ...]
-"""The rows of each step that this process loads, in ascending order, if several processes share each step."""
+"""The rows that one process loads in each step, in ascending order. Several processes may share a step."""
 
 
 class Plan(Protocol):
@@ -479,7 +479,7 @@ class SamplerPlan:
         return Rest(of_all_ranks, start, read, self.rank, self.world, self.drop_last, broken).simplified()
 
     def _read(self, take: _Take, number: int) -> Any:
-        """Returns the sampler's next batch, whichever rank it is for, or END."""
+        """Returns the sampler's next batch, or END. The batch may be for any rank."""
         size = 1 if self.batched or self.batch_size is None else self.batch_size
         keys = take(size)
         if not keys or (len(keys) < size and self.drop_last):

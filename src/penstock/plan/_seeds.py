@@ -1,7 +1,7 @@
 """Mixes integers into seeds by 64-bit arithmetic, with the same result on every machine.
 
-All randomness in penstock starts from a number that is a function of (seed, epoch, step, ...), so it does not matter
-which process computes it, or how often.
+All randomness in penstock starts from a number that is a function of (seed, epoch, step, ...). Any process can
+compute this number again, with the same result.
 """
 
 from __future__ import annotations

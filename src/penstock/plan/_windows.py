@@ -55,10 +55,11 @@ _MOST_WINDOWS = 1 << 40
 
 
 class Place(NamedTuple):
-    """A place in an epoch: the next item of a window. All ranks together have consumed everything before it.
+    """A place in an epoch: the next item of a window. All ranks together have consumed all earlier items.
 
-    `ranks` is the number of ranks that the items of the window are arranged for, or 0 if their order does not depend
-    on it. `code` and `of` convert a place to one integer and back. The code of the epoch's beginning is 0.
+    `ranks` is the number of ranks that the items of the window are arranged for. It is 0 if the order of the items
+    does not depend on the number of ranks. `code` and `of` convert a place to one integer and back. The code of the
+    epoch's beginning is 0.
 
     >>> Place.of(Place(window=3, item=5).code), Place(0, 0).code
     (Place(window=3, item=5, ranks=0), 0)
@@ -83,7 +84,7 @@ class Place(NamedTuple):
         return cls(above >> _RANKS, code & (1 << _ITEM) - 1, above & (1 << _RANKS) - 1)
 
     def fault(self, epoch: int, steps: int, windows: int | None, size: Callable[[int, int], int]) -> str | None:
-        """Returns what is wrong with this place in a state, or None if nothing is.
+        """Returns what is wrong if a state has this place, or None if the place is valid.
 
         The state was taken after `steps` steps. The epoch has `windows` windows, and `size` returns the number of
         items in each.
@@ -151,7 +152,7 @@ class Edges:
         self._of: dict[int, list[int]] = {}
 
     def find(self, epoch: int, index: int) -> tuple[int, int] | None:
-        """Returns the window that contains this index, and the index within it, or None if the epoch is too short."""
+        """Returns (window, index in that window) for this index, or None if the epoch is too short."""
         edges = self._upto(epoch, index + 1)
         if edges[-1] <= index:
             return None
@@ -162,12 +163,15 @@ class Edges:
         return None if self._last(epoch) is None else self._upto(epoch, None)[-1]
 
     def ends_before(self, epoch: int, index: int) -> int | None:
-        """Returns the total if it is less than `index`, otherwise None. Computes no more windows than needed."""
+        """Returns the total if the total is less than `index`, otherwise None.
+
+        Computes only the windows that the comparison needs.
+        """
         reached = self._upto(epoch, index)[-1]
         return reached if reached < index else None
 
     def _upto(self, epoch: int, index: int | None) -> list[int]:
-        """Returns the running totals: at least up to the first that reaches `index`, or all if `index` is None."""
+        """Returns the totals at least up to the first that reaches `index`. Returns all totals if `index` is None."""
         edges, last = self._of.get(epoch) or [0], self._last(epoch)
         known = len(edges)
         while index is None or edges[-1] < index:
@@ -261,7 +265,7 @@ def count_of(order: Order, window: int, epoch: int) -> int | None:
 class PlacedPlan(ComputedPlan):
     """A windowed plan that begins with the step `first_step`, at the `Place` with the code `start`.
 
-    `first_step` must be given, because computing it would need all earlier windows.
+    `first_step` must be given: all earlier windows would be needed to compute `first_step`.
     """
 
     __slots__ = ()
@@ -307,8 +311,9 @@ class WindowPlan(PlacedPlan):
     ends at a `Place`. The rest of the epoch can be divided among a different number of ranks, or into batches of a
     different size: `start` is the code of the place from which to continue.
 
-    If the items do not divide evenly, the last step of a rank is incomplete or missing. `drop_last` drops it on all
-    ranks, and `padded` completes it on all ranks with items from the beginning of the epoch.
+    If the items do not divide evenly, some ranks have an incomplete last step, or lack the last step. With
+    `drop_last`, no rank gets this step. With `padded`, every rank gets a complete last step, filled up with items
+    from the beginning of the epoch.
 
     The windows are made from `order`. The plan itself uses `order` only for resume states and forecasts.
     """
@@ -421,7 +426,7 @@ class WindowPlan(PlacedPlan):
         return slices
 
     def _first_items(self, epoch: int, skip: int, count: int) -> list[tuple[ItemTable, int, int]]:
-        """Returns `count` items of the epoch after the first `skip`. Starts over at the epoch's end."""
+        """Skips `skip` items of the epoch and returns the next `count`. After the end, continues at the beginning."""
         whole = replace(self, start=0, first_step=0) if self.start else self
         total = whole._edges.total(epoch) or 0
         slices = []

@@ -18,7 +18,7 @@ _NO_FLOATS = np.empty(0, np.float32)
 
 
 class Datum(NamedTuple):
-    """The fields of a Datum message. An encoded image is not decoded yet."""
+    """The fields of a Datum message. If the message has an encoded image, `data` has the encoded bytes."""
 
     shape: tuple[int, int, int]  # channels, height, width
     data: memoryview

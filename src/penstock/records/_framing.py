@@ -4,9 +4,9 @@
     a record:  one part with flag 0, or parts with the flags 1, 2, ... 2, 3
 
 The mark is a magic number. All numbers are little-endian. Content that has the mark at a multiple of 4 is split there
-into parts, and the mark itself is left out. No valid flag and length look like the mark, so it occurs only where a
-part begins. Searching a record for marks therefore detects every wrong length, except one that only adds or drops a
-few zeros at the end.
+into parts, and the mark itself is left out. No valid flag and length look like the mark, so the mark occurs only
+where a part begins. Searching a record for marks therefore detects every wrong length, unless the error only adds or
+drops a few zeros at the end.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def framed(content: bytes) -> list[bytes]:
 
 
 class NotARecord(ValueError):
-    """Raised if bytes are not a valid record. `what` describes the problem, and `at` is its offset."""
+    """Raised if bytes are not a valid record. `what` describes the problem, and `at` is the offset of the problem."""
 
     def __init__(self, at: int, what: str) -> None:
         super().__init__(what)

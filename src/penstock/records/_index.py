@@ -22,8 +22,9 @@ _MOST = (1 << 64) - 1
 def read_index(index: AnyFile, file: AnyFile) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
     """Returns the byte offset of each record, in file order, and the records' keys.
 
-    The index of a local file is compared with the header of every record. For a remote file this would download the
-    whole file, so only the last record is checked; other errors in the index are noticed when the records are read.
+    The index of a local file is compared with the header of every record. A remote file would have to be downloaded
+    for this comparison, so only its last record is checked. Other errors in the index of a remote file are noticed
+    when the records are read.
     """
     path, text = index.path, index.read(0, index.size)
     if text and not text.endswith(b"\n"):

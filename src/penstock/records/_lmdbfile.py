@@ -1,10 +1,10 @@
 """Reads the keys and values of an LMDB file, in key order.
 
-The library `lmdb` is not used: it maps the file and trusts the contents, so a damaged page or a truncated file
-crashes the process; and its environments must not be used across a fork. This module checks every number before using
-it, and reads the file at explicit offsets.
+The library `lmdb` is not used, for two reasons. It maps the file and trusts the contents, so a damaged page or a
+truncated file crashes the process. And the environments of `lmdb` must not be used across a fork. This module checks
+every number before using the number, and reads the file at explicit offsets.
 
-    pages 0 and 1  the state after the last two transactions: the newer one counts
+    pages 0 and 1  the states after the last two transactions; the newer state counts
     branch page    keys, and the pages below them
     leaf page      keys and values; for a large value only the page where it begins
     overflow page  a large value, which continues on the pages after it
@@ -53,7 +53,7 @@ def find_values(file: AnyFile) -> Arrays:
 
 
 def value_of(raw: bytes, start: int, page: int) -> memoryview | None:
-    """Returns the value that is stored in `raw`, or None if it is damaged.
+    """Returns the value that is stored in `raw`, or None if the value's page header is damaged.
 
     `start` is the offset of `raw` in the file, and `page` is the page size. A large value begins with a page header,
     which is left out.

@@ -96,16 +96,16 @@ def not_missing(found: Callable[..., T] | None, name: str = "__foresee__") -> Ca
 
 
 def from_inside(find: Callable[[Any], Any], name: str = "__foresee__", inside: str = "") -> Any:
-    """Returns a property for the method `name` of a wrapper, which `find` makes from the wrapped datasets.
+    """Returns a property for the method `name` of a wrapper. `find` makes the method from the wrapped datasets.
 
-    `find` is called with the wrapper or, if `inside` is given, with the wrapper's attribute of this name. If `find`
-    returns None, the wrapper does not have the method.
+    `find` is called with the wrapper. If `inside` is given, `find` is called with the wrapper's attribute `inside`
+    instead. If `find` returns None, the wrapper does not have the method.
     """
     return property(lambda outer: not_missing(find(getattr(outer, inside) if inside else outer), name))
 
 
 class Keyed(Protocol[T_co]):
-    """Anything that can be part of a dataset. It has a sample for each key, and usually a length."""
+    """Any object that can be part of a dataset: it returns a sample for a key, and usually has a length."""
 
     def __getitem__(self, key: Any, /) -> T_co: ...
 
@@ -135,8 +135,8 @@ class Dataset(Generic[T_co]):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Removes penstock's batch methods if they would bypass a method that the subclass redefines.
 
-        Otherwise, if a subclass of Subset or ArrayDataset adds a transform in `__getitem__`, batches would be read
-        without the transform. Batch methods that the user defines stay.
+        Example: a subclass of ArrayDataset adds a transform in `__getitem__`. With penstock's batch methods, batches
+        would be read without the transform. Batch methods that the user defines stay.
         """
         super().__init_subclass__(**kwargs)
         for at, name in enumerate(_METHODS):
@@ -254,7 +254,7 @@ class Dataset(Generic[T_co]):
 
 
 def _stages_of(dataset: object, method: str) -> Any:
-    """Returns the module `_stages`. Raises TypeError if the dataset, such as a stream, cannot have `method`."""
+    """Returns the module `_stages`. Raises TypeError if the dataset (for example a stream) cannot have `method`."""
     if is_stream(dataset):
         raise TypeError(
             f"{type(dataset).__name__} is a stream, whose samples have no keys, and {method}() needs keys. Streams "
@@ -408,7 +408,7 @@ class ConcatDataset(Dataset[T_co]):
 
     @property
     def __gather__(self) -> Callable[[Any, Any], Any]:
-        """Gathers a batch if all of its samples are in one dataset.
+        """Gathers a batch from one dataset. Returns NotImplemented if the samples are in several datasets.
 
         The attribute is missing if no dataset has `__gather__`.
         """
@@ -709,7 +709,7 @@ def _counts(lengths: Sequence[float], n: int) -> list[int]:
 
 
 def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
-    """Returns the samples of these keys in order, with a single call to `__getitems__` if the dataset has it."""
+    """Returns the samples of these keys, in order. Calls `__getitems__` once if the dataset has this method."""
     getitems = method_of(dataset, "__getitems__")
     if not getitems:
         return [dataset[key] for key in each(keys)]

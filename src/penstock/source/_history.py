@@ -42,7 +42,7 @@ class _Unread:
 class WeightsFrom(NamedTuple):
     """The weights of a mixture from one position in an epoch until the next change.
 
-    `given` means the same as in `Stage`. It is None if the state was saved by an older version, without counts.
+    `given` means the same as in `Stage`. It is None for the states of older versions, which have no counts.
     """
 
     epoch: int
@@ -100,7 +100,7 @@ class WeightHistory:
     ) -> list[tuple[str, float, int, int, float | None]]:
         """Returns (name, weight, samples given, number of samples, mean length) for each source.
 
-        The samples given are those before `position`, plus those with these `keys`. For `lengths`, see
+        The samples given are the samples before `position`, plus one sample for each of `keys`. For `lengths`, see
         `MixtureDataset.mean_lengths`.
         """
         mixture, weights = self.mixture, self.weights_at(epoch, position)

@@ -187,7 +187,7 @@ class MixtureDataset(Dataset[Any]):
 
     @property
     def __mixture__(self) -> MixtureDataset:
-        """The mixture itself. Datasets that wrap a mixture pass this attribute on: see `WeightHistory`."""
+        """The mixture itself. Datasets that wrap a mixture pass this attribute on."""
         return self
 
     def __order__(self, seed: int, window: int) -> MixtureOrder | EqualEpochs:
@@ -206,7 +206,7 @@ class MixtureDataset(Dataset[Any]):
     # For the history of the weights: see `WeightHistory`.
 
     def place(self, epoch: int, position: int) -> tuple[int, int]:
-        """Converts an epoch and a position to those in the `MixtureOrder`.
+        """Converts an epoch and a position to the corresponding epoch and position in the `MixtureOrder`.
 
         If `stop` is a number, the `MixtureOrder` has a single epoch.
         """
@@ -226,9 +226,10 @@ class MixtureDataset(Dataset[Any]):
         return np.bincount(self._parts(keys)[0], minlength=len(self.names))
 
     def mean_lengths(self, lengths: NDArray[np.int64] | None) -> list[float | None]:
-        """Returns the mean length of the samples of each source, or None for a source where it is unknown.
+        """Returns the mean length of the samples of each source. An unknown mean length is None.
 
-        `lengths` has the lengths of all samples. If it is None, mean lengths are known only if `unit` is "tokens".
+        `lengths` has the lengths of all samples. If `lengths` is None, mean lengths are known only if `unit` is
+        "tokens".
         """
         tokens = self._tokens
         if lengths is not None:

@@ -39,8 +39,8 @@ def method_of(dataset: object, name: str) -> Any:
 Views = Callable[[Sequence[int]], dict[str, list[NDArray[Any]]] | None]
 """The type of a dataset's `__views__`, which returns arrays of samples, by field, without copying.
 
-Fields without arrays are left out. The result is None if there can be no views, for example because the samples must
-be read first. The arrays must not be changed. `__views__` is private to penstock.
+Fields without arrays are left out. If views are impossible, for example for samples that must be read first, the
+result is None. The arrays must not be changed. `__views__` is private to penstock.
 """
 
 
@@ -73,9 +73,9 @@ _ATTRIBUTES = {
 
 
 def _kind(dataset: object, name: str = "") -> str:
-    """Returns the kind of a dataset that wraps others (see `_ATTRIBUTES`), or "" if it wraps none.
+    """Returns the kind of a dataset that wraps others (see `_ATTRIBUTES`), or "" for any other dataset.
 
-    Also returns "" for a subclass that redefines the method `name`.
+    Also returns "" if a subclass redefines the method `name`.
     """
     for cls in type(dataset).__mro__:
         attributes = _ATTRIBUTES.get(cls.__name__)
@@ -252,9 +252,9 @@ def _keys(indices: Any, length: int) -> KeyArray | None:
 
 
 def fingerprint_of(dataset: Any) -> str | None:
-    """Returns a text that identifies the samples, wherever their files are. Messages may show the text.
+    """Returns a text that identifies the samples and does not depend on the location of their files.
 
-    Returns None if the dataset has no fingerprint.
+    Messages may show the text. Returns None if the dataset has no fingerprint.
     """
     match _kind(dataset, "__fingerprint__"):
         case "Subset" | "SameKeys" | "RepeatedDataset":
@@ -278,7 +278,7 @@ def fingerprint_of(dataset: Any) -> str | None:
 def foresee_of(dataset: Any) -> Foresee | None:
     """Returns a function that passes a forecast to the dataset, or to the datasets that it wraps.
 
-    Returns None if none of them takes forecasts.
+    Returns None if no dataset takes forecasts.
     """
     match _kind(dataset, "__foresee__"):
         case "Subset":

@@ -303,7 +303,7 @@ class _RowMaker:
         self._zeros = np.zeros_like(self._counting)
 
     def opened(self, keys: list[int], samples: list[Any]) -> _Documents:
-        """Returns the fields to pack, tokens first. Raises ValueError if a length differs from the planned one."""
+        """Returns the fields to pack, tokens first. Raises ValueError if a length differs from the planned length."""
         lengths = list(zip(*self._planned(keys), strict=True))
         found = {
             key: self._opened(key, sample, given) for key, sample, given in zip(keys, samples, lengths, strict=True)
@@ -580,7 +580,7 @@ def _size_of(sample: Any, name: str) -> int | None:
 
 
 def _numbers(value: Any) -> Array | None:
-    """Returns the value as an array of numbers with at least one axis, or None if it cannot be one."""
+    """Returns the value as an array of numbers with at least one axis, or None if this is impossible."""
     if not isinstance(value, np.ndarray):
         if not isinstance(value, (list, tuple)) and not hasattr(value, "__array__"):
             return None
