@@ -308,7 +308,7 @@ def _paired(array: NDArray[Any], distance: int) -> NDArray[Any]:
 class Stage(NamedTuple):
     """The weights that apply from a position of an epoch until the next stage.
 
-    `given` holds how many samples each source has given earlier in this epoch. It is empty if all counts are 0.
+    `given` holds how many samples each source has given earlier in this epoch. An empty tuple stands for zeros.
     """
 
     epoch: int
