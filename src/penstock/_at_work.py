@@ -38,7 +38,7 @@ class Source:
 
 
 class _AtWork(threading.local):
-    """Each thread's current `Source`. It is None in a thread that a dataset has started, so `rng()` raises there."""
+    """Each thread's current `Source`, or None in a thread that a dataset has started: `rng()` raises there."""
 
     source: Source | None = None
 

@@ -3,7 +3,7 @@
 A piece is a byte range of a remote file that is cached as a whole. An agenda file contains:
 
     magic (8 bytes), the loader's position, number of rows (8 bytes each)
-    one row for each use of a piece: key, first position that needs the piece, position after the last one
+    one row for each use of a piece: key, first position that needs the piece, last such position plus 1
 
 Rows are sorted by key. A key is the first half of a piece's digest, read as an integer. Positions count the samples
 of all ranks and epochs. Each agenda is written by a scout, a background thread of the loader. The scout keeps the
@@ -45,8 +45,8 @@ class Agenda(NamedTuple):
     def distances(self, ahead: int = 0) -> NDArray[np.int64]:
         """Returns the distance of each use from the loader's position, in samples.
 
-        A use that ends within the next `ahead` samples has the distance FAR. A use that has begun by then, but not
-        ended, has the distance `ahead`.
+        A use that ends within the next `ahead` samples has the distance FAR. Any other use that begins before the end
+        of these samples has the distance `ahead`.
         """
         rows, at = self.rows, self.position + ahead
         coming: NDArray[np.int64] = np.maximum(rows["first"], at) - self.position
@@ -79,7 +79,7 @@ class Needs:
                 self._rows.append((agenda, begins, at, theirs[begins][at] == self._keys))
 
     def after(self, ahead: int) -> NDArray[np.int64]:
-        """For each piece, returns the distance to its next use after `ahead` samples, or FAR if there is none."""
+        """For each piece, returns the smallest distance of its uses (see `Agenda.distances`), or FAR without uses."""
         needs = np.full(len(self._keys), FAR, np.int64)
         for agenda, begins, at, known in self._rows:
             nearest = np.minimum.reduceat(agenda.distances(ahead), begins)
@@ -97,8 +97,8 @@ class Ranking(NamedTuple):
 def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda], new: int = 0) -> Ranking:
     """Ranks pieces for eviction by Belady's rule.
 
-    Pieces that no loader needs come first, from oldest to newest. Then come the others, beginning with the piece
-    whose next use is furthest away.
+    Pieces that no loader needs come first, from oldest to newest. Then come the needed pieces, beginning with
+    the piece whose next use is furthest away.
     """
     needs = Needs([*keys, new], agendas)
     now = needs.after(0)
@@ -111,7 +111,7 @@ def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda]
 
 
 class Publisher:
-    """Writes a loader's agenda to the cache folder. Only one thread may use it at a time."""
+    """Writes a loader's agenda to the cache folder. Only one thread at a time may use a publisher."""
 
     def __init__(self, folder: str, group: int | None = None) -> None:
         self._path, self._group = os.path.join(folder, f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"), group

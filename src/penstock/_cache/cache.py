@@ -36,7 +36,7 @@ class _TooLarge(OSError):
 
 
 class _MadePiece(NamedTuple):
-    """The bytes of a piece. `refused` is the error that prevented storing them in the folder, or None."""
+    """The bytes of a piece. If storing the piece in the folder failed, `refused` is the error, otherwise None."""
 
     buffers: list[memoryview]
     refused: OSError | None = None
@@ -45,9 +45,9 @@ class _MadePiece(NamedTuple):
 class Cache:
     """Keeps up to `limit` bytes of file pieces in a folder (on disk or in /dev/shm) for all processes on a machine.
 
-    If a process dies, the kernel releases its locks. An incomplete piece is never used. Other users have no access,
-    except members of the folder's group if `shared` is True. Raises Untrusted if another user could write to the
-    folder.
+    If a process dies, the kernel releases its locks. An incomplete piece is never used. Only this user and, if
+    `shared` is True, the members of the folder's group have access. Raises Untrusted if anyone else (except root)
+    could write to the folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str], limit: int, shared: bool = False) -> None:
@@ -89,7 +89,7 @@ class Cache:
         return self._get(name, make) if found is None else found
 
     def found(self, name: str) -> memoryview | None:
-        """Returns the bytes of a piece if it is in the folder or in memory, otherwise None."""
+        """Returns the bytes of a piece, or None if the piece is neither in the folder nor in memory."""
         found = self._mapped.get(name)
         if found is None:
             found = self._loose.found(name) or self._map(name, digest_of(name))
@@ -117,7 +117,7 @@ class Cache:
 
     @property
     def evicted(self) -> int:
-        """The number of pieces that all processes have evicted from the folder so far, or -1 if unknown."""
+        """The folder's counter of evictions (see `FolderTotals`), or -1 if unknown."""
         return self._folder.noted().evicted
 
     def publisher(self) -> Publisher:

@@ -20,8 +20,8 @@ MOST_NEEDS = 4096
 ROW = np.dtype([(name, "<i8") for name in ("block", "pid", "fd", "inode", "nbytes", "number")])
 """The dtype of an inventory's rows. A free row is all zeros.
 
-Each other row describes a decoded block, and names the process that holds the block. `number` is the block's sequence
-number among all decoded blocks of the table.
+Every other row describes a decoded block, and names the process that holds the block. `number` is the block's
+sequence number among all decoded blocks of the table.
 """
 
 Rows = NDArray[Any]
@@ -60,7 +60,7 @@ def surplus(rows: Rows, claims: Sequence[Claim], coming: int = 0) -> NDArray[np.
 
 
 def place(rows: Rows, claims: Sequence[Claim], most: int) -> int | None:
-    """Returns the row in which to store a new block, or None if there are `most` rows and all hold claimed blocks.
+    """Returns the row in which to store a new block, or None if all `most` rows hold claimed blocks.
 
     Free rows are used first, then new rows, then the row of the oldest unclaimed block.
     """

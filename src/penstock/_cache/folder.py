@@ -40,7 +40,7 @@ _FEW = 1000
 
 
 class FolderTotals(NamedTuple):
-    """The total size of all pieces in bytes, and the number of pieces evicted so far."""
+    """The total size of all pieces in bytes, and a counter of evicted pieces, which may start at any number."""
 
     total: int
     evicted: int
@@ -65,7 +65,7 @@ class FolderListing(NamedTuple):
         return sum(about.size for about in self.pieces.values())
 
     def ranked(self, digest: str) -> Iterator[tuple[str, int, bool]]:
-        """Yields (digest, size, is_spare) in eviction order. A spare piece is needed later than the given one."""
+        """Yields (digest, size, is_spare) in eviction order. Spare pieces are needed later than piece `digest`."""
         digests = list(self.pieces)
         keys, sizes, times = zip(*self.pieces.values(), strict=True) if digests else ((), (), ())
         order, spare = ranking(keys, times, self.agendas, key_of(digest))
@@ -80,7 +80,11 @@ class FreeSpace:
         self._is_listed, self._others = False, folder.noted().total
 
     def take(self, digest: str, nbytes: int, *, waits: bool = False) -> bool:
-        """Reserves space for a piece. Returns False if this would evict a piece that is needed sooner."""
+        """Reserves space for a piece. Returns False if there is not enough.
+
+        The space of pieces that are needed later than the new piece counts as free. If `waits` is True, counting
+        stops at the first piece in eviction order that is needed sooner than the new piece.
+        """
         over = self._others + self._listed.total + nbytes + pieces.EXTRA - self._folder.limit
         if over > 0 and not self._is_listed:
             coming, self._listed = self._listed, self._folder.listed()
@@ -120,13 +124,13 @@ class Folder:
         return ByteLock(self._opened, 1 + int(digest[:15], 16), self._patience if waits else None, long=True)
 
     def own_lock(self) -> ByteLock:
-        """Returns the lock of the folder, which is never held for more than a few milliseconds."""
+        """Returns the folder's lock, which is never held for more than a few milliseconds."""
         return ByteLock(self._opened, 0, self._patience)
 
     def add(self, digest: str, buffers: Sequence[memoryview]) -> tuple[int, FileStamp]:
         """Writes a piece. The caller must hold the piece's lock.
 
-        Returns the number of evictions and the file's stamp.
+        Returns the number of evicted pieces and the stamp of the new file.
         """
         part = os.path.join(self.path, f"{digest}-{secrets.token_hex(8)}.penstock-part")
         pieces.write(part, digest, buffers, self.group)

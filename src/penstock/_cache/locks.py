@@ -34,7 +34,7 @@ class LockError(OSError):
 class LockPatience:
     """Remembers that a wait for a lock has timed out.
 
-    For the next `trust.LONGEST` seconds, all waits for locks in the same file fail at once.
+    For the next `trust.LONGEST` seconds, every wait for a lock in the same file fails immediately.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class ByteLock:
     descriptor (`F_OFD_SETLK`), so it also works between threads. A forked child closes its copy of the descriptor.
     Otherwise the child could keep the lock after the parent has died.
 
-    Without `patience`, `begin` does not wait. With `patience`, it waits up to `trust.WAIT` seconds, or up to
+    Without `patience`, `begin` does not wait. With `patience`, `begin` waits up to `trust.WAIT` seconds, or up to
     `trust.LONGEST` seconds if `long` is True and the lock's holder is running. F_OFD_SETLKW is not used, because it
     has no time limit.
     """
@@ -76,7 +76,7 @@ class ByteLock:
         return self._fds[0]
 
     def begin(self) -> None:
-        """Opens the file and takes the lock. Raises LockError if either fails."""
+        """Opens the file and takes the lock. Raises LockError if one of these steps fails."""
         try:
             self._fds.append(open_alone(self._opened))
             self._take()
@@ -151,7 +151,7 @@ def _holders(fd: int, byte: int) -> Iterator[_Holder]:
 
 
 def _locks_of(process: str, number: str, file: os.stat_result) -> list[tuple[str, str, str]]:
-    """Returns (kind, first byte, last byte) of each lock that a process holds on `file` through this descriptor."""
+    """Returns (kind, first byte, last byte) of each lock that a process holds on `file` by descriptor `number`."""
     with suppress(OSError):  # the descriptor was closed
         if os.path.samestat(os.stat(f"{process}/fd/{number}"), file):
             return _LOCK_OF_FILE.findall(_text(f"{process}/fdinfo/{number}"))

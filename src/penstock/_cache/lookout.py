@@ -1,9 +1,12 @@
 """Decides which pieces of remote files to fetch ahead of time.
 
-A piece within the next `near` bytes is fetched unless this would evict a piece that is needed sooner. So workers need
-not wait for near pieces. A later piece is fetched only if this causes no additional download: the best piece to
-evict must not be needed before the new piece (the conservative strategy of Cao, Felten, Karlin and Li, 1995). With
-`near=0`, the total number of downloads is the smallest possible (Belady).
+A piece within the next `near` bytes is fetched as soon as there is room, or as soon as room can be made by evicting
+pieces that are needed later. Such evictions may cause additional downloads, but workers need not wait for near
+pieces.
+
+A piece that is further ahead must not cause additional downloads. If room must be made for this piece, its fetch
+waits until the best piece to evict is needed later than this piece (the conservative strategy of Cao, Felten, Karlin
+and Li, 1995). With `near=0`, the total number of downloads is the smallest possible (Belady).
 """
 
 from __future__ import annotations
@@ -83,7 +86,7 @@ class Lookout:
         return self._forecasts[0].position
 
     def agenda(self) -> Agenda | None:
-        """Returns a new agenda, or None if the published one need not be replaced yet."""
+        """Returns a new agenda, or None if the published agenda need not be replaced yet."""
         position = self.position
         if self._uses is None or position >= self._uses.until:
             self.forget()
@@ -130,7 +133,7 @@ class Lookout:
             self._rows += len(keys)
 
     def look(self, most: int, coming: Mapping[str, int], failed: Collection[str]) -> list[WantedPiece]:
-        """Returns up to `most` pieces to fetch now, the most urgent first. Stops at the first that does not fit."""
+        """Returns up to `most` pieces to fetch now, the most urgent first. Stops at the first piece without room."""
         found: list[WantedPiece] = []
         space, ahead = None, 0
         evicted = self.cache.evicted

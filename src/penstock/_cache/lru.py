@@ -22,7 +22,8 @@ class _Kept(Generic[T]):
 class LruCache(Generic[K, T]):
     """A cache of up to `most` bytes that drops the least recently used values, but always keeps at least one value.
 
-    If several threads request a missing value, one reads it and the others wait. A forked child inherits the values.
+    If several threads request a missing value, one thread reads the value and the others wait.
+    A forked child inherits the values.
     """
 
     def __init__(self, most: int) -> None:

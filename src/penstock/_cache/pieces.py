@@ -1,7 +1,7 @@
 """The file format of a cached piece: the piece's bytes, followed by their length and a checksum.
 
     the bytes
-    magic (8 bytes), length (8), checksum of the bytes (4), CRC-32 of the piece's digest and these 20 bytes (4)
+    magic (8 bytes), length (8), checksum of the bytes (4), CRC-32 of the piece's digest and the 20 bytes before (4)
 
 The bytes come first, so that they are aligned to a page. A truncated or damaged file is detected and never used.
 """

@@ -22,7 +22,7 @@ AHEAD = 512 << 20
 """The largest number of bytes to fetch ahead of time. A fast network transfers this much in a few seconds."""
 
 NEAR = 128 << 20
-"""The cache makes room in advance for up to this many bytes, but at most a quarter of its limit: see `lookout`."""
+"""The value of `near` in `lookout`, in bytes. In a small cache, `near` is a quarter of the cache's limit instead."""
 
 THREADS = 16
 

@@ -1,22 +1,22 @@
 """Decoded blocks, shared by all processes on a machine, so that only one of them has to decode each block.
 
 A process that reads a table with a loader opens an *inventory*. The inventory lists the decoded blocks, with the
-process that holds each block. It also contains a *claim* for each loader: a list of the blocks that the loader needs.
-The inventory is a memfd (shared memory without a path). Other processes find this memfd among the descriptors of the
-process that opened the inventory (see `_measure/page.py`). Each block is a memfd of the process that decoded the
-block; other processes open and map this memfd. An inventory contains:
+process that holds each block. For each loader, the inventory contains a *claim*: a list of the blocks that the loader
+needs. The inventory is a memfd (shared memory without a path). Other processes find this memfd among the descriptors
+of the process that opened the inventory (see `_measure/page.py`). Each block is a memfd of the process that decoded
+the block; other processes open and map the block's memfd. An inventory contains:
 
     magic (8 bytes), time when the inventory was opened, number of rows, number of decoded blocks (8 bytes each)
     rows: block, process id, file descriptor, inode, size, number of the decoded block (8 bytes each; a free row has
           process id 0). There are only as many rows as were ever in use at the same time, because every reader reads
           all rows.
-    claims, after the space for 4,096 rows: bytes to keep (-1: none), number of needs, needs (8 bytes each). A claim
-          has space for 4,096 needs.
+    claims, after the space for 4,096 rows: bytes to keep (-1 if the loader reads block by block), number of
+          needed blocks, needed blocks (8 bytes each). A claim has space for 4,096 needed blocks.
 
-A process accepts only memfds that belong to its own user (see `_system/trust.py`), because any user can create one
-with the same name. An inventory never shrinks. A complete block is sealed, so that no process can change or truncate
-it. Because no memfd has a path, nothing can be left behind. If a process dies, the next process that needs one of the
-dead process's blocks decodes this block again.
+A process accepts only memfds that belong to its own user (see `_system/trust.py`), because any user can create a
+memfd with the same name. An inventory never shrinks. A complete block is sealed, so that no process can change or
+truncate the block. Because no memfd has a path, nothing can be left behind. If a process dies, the next process that
+needs one of the dead process's blocks decodes this block again.
 
 Locks (see `_cache/locks.py`): byte 0 guards the rows and claims, byte 1 + n guards block n, and byte 2**61 + n guards
 claim n. A loader holds the lock of its claim for as long as the loader reads, so a claim whose lock is free is
@@ -123,7 +123,7 @@ class Inventory:
                 lock.end()
 
     def _used(self) -> int:
-        """Returns the descriptor of the oldest inventory, which all processes use. Raises OSError after `close`."""
+        """Returns the descriptor of the oldest inventory, used by all processes. Raises OSError after `close`."""
         found = _first_inventory(self._name) if self._first is None else None
         with interrupts_deferred(), descriptors.no_fork():
             if self._fd != -1:
@@ -279,7 +279,7 @@ class Shared:
 
 
 def _most_own() -> int:
-    """Returns how many blocks a process may share: half of the limit (often 1,024) on open descriptors."""
+    """Returns how many blocks a process may share: half as many as it may open descriptors (often 1,024)."""
     return int(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 2
 
 
@@ -326,14 +326,14 @@ def _rows(fd: int) -> Rows:
 
 
 def _write_rows(fd: int, rows: Rows, decoded: int | None = None) -> None:
-    """Writes the rows of the inventory. The caller must hold the lock; readers need no lock."""
+    """Writes the rows of the inventory. The caller must hold the lock on byte 0. Readers need no lock."""
     opened, _, before = _head(fd)
     os.pwrite(fd, rows.tobytes(), _HEAD.size)
     os.pwrite(fd, _HEAD.pack(_MAGIC, opened, len(rows), before if decoded is None else decoded), 0)
 
 
 def _claims(fd: int) -> list[Claim]:
-    """Returns the claims of live loaders. The caller must hold the lock."""
+    """Returns the claims of live loaders. The caller must hold the lock on byte 0."""
     return [
         _read_claim(fd, number)
         for number in range(-(-(os.fstat(fd).st_size - _CLAIMS) // _CLAIM_SIZE))
@@ -342,7 +342,7 @@ def _claims(fd: int) -> list[Claim]:
 
 
 def _write_claim(fd: int, number: int, claim: Claim) -> None:
-    """Writes a loader's claim. The caller must hold the lock."""
+    """Writes a loader's claim. The caller must hold the lock on byte 0."""
     keep = -1 if claim.keep is None else claim.keep
     data = _CLAIM.pack(keep, len(claim.needs)) + claim.needs.astype("<i8").tobytes()
     os.pwrite(fd, data, _CLAIMS + number * _CLAIM_SIZE)
@@ -376,7 +376,7 @@ def _first_inventory(name: str) -> int | None:
 
 
 def _inventories(name: str) -> Iterator[tuple[int | None, str]]:
-    """Yields (opening time, path) of each inventory with this name. The time is None until it has been written."""
+    """Yields (opening time, path) of each inventory with this name. The time is None if not written yet."""
     for _, path in memfds(os.geteuid(), name):
         with suppress(OSError):  # the process has ended, or the memfd is no inventory of this user
             yield _opened_at(path, name), path

@@ -25,7 +25,7 @@ class Uses(NamedTuple):
     stop: NDArray[np.int64]  # the position after the last one that uses the block
 
     def before(self, number: int, position: int) -> Uses:
-        """Returns the first `number` uses. They expire when the loader is halfway to the first omitted use."""
+        """Returns the first `number` uses. These uses expire when the loader is halfway to the first omitted use."""
         until = max(position + 1, (position + int(self.first[number])) // 2)
         return Uses(min(self.until, until), self.blocks[:number], self.first[:number], self.stop[:number])
 

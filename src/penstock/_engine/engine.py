@@ -1,6 +1,6 @@
 """The engine connects the scheduler, which decides what to do, with a backend, which runs the workers.
 
-The engine draws steps from the course, posts tasks, receives outcomes and hands out batches. It does all this inside
+The engine draws steps from the course, posts tasks, receives outcomes and hands out batches. All this happens inside
 the caller's `next()`: the engine has no thread of its own, and workers find their next task by themselves. A task in
 flight is recorded in four tables, under its number (seq):
 
@@ -54,7 +54,7 @@ _LOOK_FOR_OUTAGES = 2.5  # after this many seconds without an outcome, the engin
 
 
 class ReceivedEarly(NamedTuple):
-    """Replaces the content of an outcome whose batch was converted before the caller asked for it."""
+    """Replaces the content of an outcome whose batch was converted before the caller asked for the batch."""
 
     batch: Any
 
@@ -128,7 +128,10 @@ class Engine(EngineLifetime):
 
     @property
     def ready(self) -> int:
-        """The number of finished batches that have not been handed out yet. A bundle counts as one."""
+        """The number of finished batches that have not been handed out yet.
+
+        A bundle counts as one batch until its first step is handed out.
+        """
         return len(self._course.ready) + len(self._course.filled)
 
     def open_answer(self) -> Answer | None:
@@ -136,7 +139,7 @@ class Engine(EngineLifetime):
         return self.stopwatch.open_answer(len(self._course.ready))
 
     def memory(self) -> tuple[int, int, int]:
-        """Returns three counts of bytes: lent to the caller, kept for reuse, and in strays (memory outside slabs)."""
+        """Returns three sizes in bytes: memory lent to the caller, memory kept for reuse, memory outside slabs."""
         # A reader may still refer to a closed engine.
         pooled, strays = (0, 0) if self.closed else self.backend.memory()
         lent = self._leases.nbytes
@@ -171,7 +174,7 @@ class Engine(EngineLifetime):
             self._open(run)
 
     def take_back(self) -> bool:
-        """Takes the engine from an iterator that has handed out its last batch. Otherwise, returns False."""
+        """Takes the engine from its iterator if the last batch was handed out. Otherwise, returns False."""
         taken: list[bool] = []
         self.held(partial(self._take_back, taken), wait=False)
         return bool(taken)
@@ -251,7 +254,7 @@ class Engine(EngineLifetime):
     def cancel(self, timeout: float | None = None, run: Run | None = None) -> None:
         """Drops prefetched batches and unfinished steps.
 
-        If each step belongs to a particular worker, waits until the workers are done with the unfinished steps.
+        If each step belongs to a particular worker, waits until the workers are done with the dropped steps.
         """
         if not self.is_ours():
             return
@@ -497,7 +500,7 @@ class Engine(EngineLifetime):
         return data if self._receive is None else self._receive(data, outcome.root)
 
     def _receive_early(self) -> None:
-        """Converts the next finished batches, so that an accelerator has them before they are needed."""
+        """Converts the next finished batches ahead of time, so that an accelerator has their data early."""
         course, left = self._course, self._early
         for at in range(min(left, len(course.ready))):
             task, outcome = course.ready[at]

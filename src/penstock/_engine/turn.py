@@ -1,7 +1,7 @@
 """Decides which thread may use an engine: one thread at a time. Any thread may end the engine at any moment.
 
     turn   FREE --take--> HELD (by one call, in one thread) --let_go--> FREE
-           FREE or HELD --end--> ended: the holder ends the engine when it lets go. If there is no holder, the caller
+           FREE or HELD --end--> ended: the holder ends the engine when letting go. If there is no holder, the caller
                                  of `end` ends the engine.
 
 A thread that wants to change something gets the turn before threads that call `next()`. A thread that wants a batch
@@ -43,7 +43,7 @@ register_at_fork(after_in_child=_be_another_process)
 class Turn:
     """The right to use an engine, held by one thread at a time.
 
-    `ended_by` says why the engine has ended or is about to end. Otherwise, `ended_by` is "".
+    `ended_by` is the reason why the engine has ended or is about to end, or "" if neither is the case.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,10 @@ class Turn:
         return any(use is CHANGE for _, use in self.waiting.copy().values())
 
     def _refuse(self, hold: Hold) -> None:
-        """Raises an error if waiting would deadlock, the engine has ended, or two threads call `next` at once."""
+        """Raises an error if waiting would deadlock.
+
+        If the hold is for `next`, also raises if the engine has ended or if another thread is calling `next`.
+        """
         if hold[1] is CHANGE:
             if self.is_used_here():
                 raise RuntimeError(INSIDE)

@@ -45,16 +45,16 @@ class Begin(NamedTuple):
 
 
 class Run:
-    """The steps of one epoch, in order. Only the methods of a run change it.
+    """The steps of one epoch, in order. A run is changed only by its own methods.
 
     If the user's sampler or stream raises an exception, the exception takes the place of one step. Any other
     exception while drawing ends the run.
 
     - `keys`: the keys of each step, beginning with step `at.steps`. The steps in `at.beyond` are left out, because
-      they were already handed out.
+      these steps were already handed out.
     - `repeats`: if True, the steps in `at.beyond` are drawn again, because a stream's reader must read every step.
-      The consumer skips them.
-    - `read_from`: the sampler or stream that the keys come from, if it may have a state.
+      The consumer skips the repeated steps.
+    - `read_from`: the sampler or stream from which the caller's process reads the keys, if any.
     - `what`: the name of the sampler or stream in error messages.
     - `numbers`: the iterator from which each run takes its number.
     - `local_rows`: if not None, only the keys of these rows of each step are drawn.
@@ -155,7 +155,7 @@ class Run:
         self.error = error
 
     def take_error(self) -> BaseException | None:
-        """Returns the run's error, if any, and clears it, so that the error is raised only once."""
+        """Returns the run's error, if any, and clears `error`, so that the error is raised only once."""
         error, self.error = self.error, None
         return error
 
@@ -173,7 +173,7 @@ class Run:
         self.is_left = True
 
     def continued(self, task: Task, position: bytes | None) -> Task:
-        """Returns the task for a replacement worker, which must first open the stream at this position."""
+        """Returns the task for a replacement worker, which must first open the stream at `position`."""
         mark = opened(position)
         if mark is None or isinstance(task.keys, Opening):  # the first task of the run says where it begins
             return task

@@ -81,7 +81,7 @@ class KeyFetch(Fetch):
         return self._samples.fetch(self._dataset.__getitem__, keys)
 
     def _may_go_on(self, error: BaseException, task: Task) -> bool:
-        """True if the samples of a failed batch may be fetched one by one, to find out which ones fail."""
+        """True if the samples of a failed batch may be fetched one by one, to find out which samples fail."""
         if not self._samples.mends or not isinstance(ordinary(error), Exception):
             self._focus.name_sample()
             return False

@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
 
 WINDOW_OF_MIXTURE = 1 << 15
-"""How many samples of a mixture are divided into batches together. New weights apply from the next window on."""
+"""The number of samples in a window. The samples of a mixture are divided into batches window by window.
+
+New weights apply from the next window on.
+"""
 
 
 class Planner:
-    """Makes a loader's plans. Keeps the last plan, because its windows may be needed again."""
+    """Makes a loader's plans. Keeps the last plan, because the plan's windows may be needed again."""
 
     def __init__(self) -> None:
         self._last: ComputedPlan | None = None
@@ -79,7 +82,7 @@ class Planner:
         return made
 
     def _cut_lengths(self, feed: ByKey) -> LengthTable:
-        """Returns the length of each sample after `pad` has truncated it."""
+        """Returns the length of each sample after `pad` has truncated the sample."""
         lengths, pad, before = self._lengths(feed), feed.options.padding, self._last
         if pad is None or pad.max_length is None:
             return lengths
@@ -101,7 +104,7 @@ def _is_random(order: Any) -> bool:
 def _samples_at_once(feed: ByKey) -> int:
     """Returns how many samples are divided into batches together.
 
-    With `shuffle="blocks"`, this is at most the number of samples in one window of blocks.
+    With `shuffle="blocks"`, the result is at most the number of samples in one window of blocks.
     """
     if feed.history is not None:
         return min(WINDOW, WINDOW_OF_MIXTURE)

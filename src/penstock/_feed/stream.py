@@ -26,7 +26,10 @@ from penstock.source._dataset import to_load_in_parallel
 
 
 class Stream(Feed):
-    """Base class of both feeds for streams. A stream has no plan. Its length is known only if it has a `__len__`."""
+    """Base class of both feeds for streams.
+
+    A stream has no plan. The length of a stream is known only if the stream has a `__len__`.
+    """
 
     _promised: int | None = None
 
@@ -54,7 +57,7 @@ class Stream(Feed):
 
 
 class ItemFetch(Fetch):
-    """The worker's part of the feed for light items (such as file names): passes each to the dataset's `load`."""
+    """The worker's part of the feed for light items (such as file names): passes items to the dataset's `load`."""
 
     def look_up(self) -> None:
         self._load: Callable[[Any], Any] = self._job.dataset.load
@@ -85,7 +88,7 @@ class ByItem(Stream):
         return Run(numbers, epoch, left, None, at, read_from=reading, what="the stream", local_rows=rows)
 
     def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int, number: int) -> Any:
-        """Returns the light items of batch `number`, or END if there are none. All ranks get the same items."""
+        """Returns the light items of batch `number`, or END if too few are left. All ranks get the same items."""
         size = self.options.batch_size or 1
 
         def read() -> list[Any] | None:

@@ -1,4 +1,4 @@
-"""The options for remote files: those of the store, and those of the cache on a local disk."""
+"""The options for remote files: options of the store, and options of the cache on a local disk."""
 
 from __future__ import annotations
 
@@ -147,7 +147,10 @@ def _nearest(path: Path) -> Path:
 
 
 def _size_for(folder: Path) -> int:
-    """Returns the default size limit of the cache: half of the cached and free space, between 1 GB and 100 GB."""
+    """Returns the default size limit of the cache: half of the disk space that is free or used by the cache.
+
+    The limit is at least 1 GB and at most 100 GB.
+    """
     free = used = 0
     with suppress(OSError):  # if the folder is missing or not readable, the cache warns about it
         free = shutil.disk_usage(_nearest(folder)).free

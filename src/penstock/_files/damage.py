@@ -1,4 +1,4 @@
-"""Decides whether an error means that a file is damaged: only a decoder's error about the file's content does."""
+"""Decides whether a file is damaged. The only evidence of damage is a decoder's error about the file's content."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_damage(error: Exception) -> bool:
 
 
 def raise_unless_damage(error: Exception, where: str) -> None:
-    """Raises the error again, with a note that says `where`. Does nothing if the file is damaged."""
+    """Does nothing if the file is damaged. Otherwise, raises the error again, with a note that contains `where`."""
     if is_damage(error):
         return
     error.add_note(f"While reading {where}.")

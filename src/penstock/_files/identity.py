@@ -23,7 +23,7 @@ class Identity(NamedTuple):
 
     @property
     def place(self) -> str:
-        """A digest of the file's name. It stays the same when the content changes."""
+        """A digest of the file's name. The digest stays the same when the content changes."""
         return hashlib.sha256(self.name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 

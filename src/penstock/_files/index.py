@@ -109,7 +109,7 @@ def cached(file: AnyFile, kind: str, make: MakeIndex, elsewhere: OtherIndexes | 
     """Returns a file's stored index, otherwise its index from `elsewhere`, otherwise a new one from `make(file)`.
 
     A new index is stored if possible. `kind` is the kind of index with a version, such as "tar-1". The version must
-    change whenever `make` changes. `make` must be a module-level function, so that it can be pickled.
+    change whenever `make` changes. `make` must be a module-level function, because `make` is pickled.
     """
     kept = _loaded(file, kind, make)
     if kept is None and elsewhere is not None and (arrays := elsewhere.arrays(file)) is not None:
@@ -266,7 +266,7 @@ class _IndexBeside(NamedTuple):
 
 
 class _InCache(NamedTuple):
-    """An index in the cache folder. It belongs to this user or, if `is_shared` is True, to the folder's group."""
+    """An index in the cache folder. The owner is this user or, if `is_shared` is True, the folder's group."""
 
     path: Path
     is_shared: bool

@@ -59,7 +59,7 @@ def map_file(file: File, address: int) -> None:
 
 
 def map_again(memory: memoryview, address: int) -> bool:
-    """Maps the file behind `memory` a second time, even if the file was deleted. Returns False if that fails."""
+    """Maps the file behind `memory` a second time, even if the file was deleted. Returns False if mapping fails."""
     try:
         copy_map(np.ndarray(1, np.uint8, memory).ctypes.data, len(memory), address)
     except OSError:
@@ -69,6 +69,6 @@ def map_again(memory: memoryview, address: int) -> bool:
 
 
 def clear(address: int, nbytes: int) -> None:
-    """Unmaps part of a reserved range, which then reads as zeros again."""
+    """Unmaps a part of a reserved range. The unmapped part reads as zeros again."""
     with suppress(OSError):  # if there are too many maps, it stays mapped
         map_memory(address, nbytes, mmap.PROT_READ, _NOTHING | _FIXED, -1, 0)

@@ -33,7 +33,7 @@ class Pieces(Protocol):
 
     @property
     def passing(self) -> Pieces:
-        """A store for pieces of files whose version is unknown, for this process only: see `Identity`."""
+        """A store that only this process uses, for pieces of files whose version is unknown: see `Identity`."""
 
     def get(self, piece: Piece, fetch: FetchPiece) -> memoryview:
         """Returns the bytes of a piece, calling `fetch(piece)` if necessary."""
@@ -41,7 +41,7 @@ class Pieces(Protocol):
     def found(self, piece: Piece) -> memoryview | None: ...
 
     def mapped(self, piece: Piece) -> memoryview | None:
-        """Returns a piece that is mapped from a file, or None. Until it is unmapped, returns the same object."""
+        """Returns a piece that is mapped from a file, or None. While a piece stays mapped, its object is the same."""
 
 
 class PiecesInMemory:

@@ -20,7 +20,7 @@ from penstock._remote.store import Remote, StoredObject
 from penstock.errors import RemoteError
 
 PIECE = 8 << 20
-"""Size of a piece in bytes. It is large enough that a request spends most of its time on the transfer."""
+"""Size of a piece in bytes. A request of this size spends most of its time on the transfer."""
 
 THREADS = 16
 """The largest number of pieces that one call fetches at the same time."""
@@ -42,7 +42,7 @@ class RemoteFile(AnyFile):
         self._digest = self._identity.digest
         self.pieces = pieces if self._identity.lasts else pieces.passing
         self.edges = edges
-        """Offset of each piece, followed by the size of the file. None means pieces of 8 MB."""
+        """Offset of each piece, followed by the size of the file. If `edges` is None, pieces have 8 MB."""
         self._remote, self._stored = remote, stored
 
     @property

@@ -103,7 +103,7 @@ def _path(key: Any) -> tuple[str, ...]:
 
 
 class FieldCast:
-    """The conversion of one field of a batch, including any fields inside this one."""
+    """The conversion of one field of a batch, including the fields inside this field."""
 
     __slots__ = ("_cast", "_children", "_dtype", "_made", "_named", "_specs", "_targets", "checked", "path")
 
@@ -207,7 +207,7 @@ class FieldCast:
         """Assigns `out[i] = rows[i]` for every i, with the same checks as `write`.
 
         `dtype` must be able to hold the values of all rows. The caller ensures that all rows have the same length.
-        Raises ValueError if their other dimensions differ.
+        Raises ValueError if other dimensions of the rows differ.
         """
         with np.errstate(all="ignore"):
             sure = not self.checked or _limits(dtype, out.dtype) is None

@@ -1,7 +1,7 @@
 """Collates the samples of one step. Each array of the batch is written once, directly into the slab.
 
-A batch is filled column by column. A column has the values of one field in all samples. If these are arrays, their
-classes, dtypes and shapes are checked without a Python loop, and one call to `np.concatenate` copies all rows.
+A batch is filled column by column. A column has the values of one field in all samples. If the values are arrays,
+their classes, dtypes and shapes are checked without a Python loop, and one call to `np.concatenate` copies all rows.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _sequences(values: Sequence[Sequence[Any]], empty: Empty, depth: int) -> lis
 
 
 def _dataclasses(values: Sequence[Any], kind: Any, empty: Empty, depth: int) -> Any:
-    """Collates the fields of dataclasses. Leaves out other attributes, because they belong to a single sample."""
+    """Collates the fields of dataclasses. Other attributes belong to a single sample, and are left out."""
     missing = object()
     names: list[str] = []
     columns: list[Column] = []
@@ -231,7 +231,7 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
 def common_dtype(values: Sequence[Array]) -> np.dtype[Any]:
     """Returns a dtype that can hold the values of all arrays.
 
-    Raises Misfit if there is no such dtype, for example if there are numbers and text.
+    Raises Misfit if there is no such dtype, for example for a mix of numbers and text.
     """
     dtype: np.dtype[Any] = values[0].dtype
     try:

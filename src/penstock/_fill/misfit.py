@@ -104,7 +104,7 @@ def rows_of_each(values: Any) -> dict[Any, list[int]]:
 
 
 def odd_rows(groups: dict[Any, list[int]]) -> list[int]:
-    """Returns the rows whose value is not the most frequent one."""
+    """Returns the rows that do not have the most frequent value."""
     most = max(groups.values(), key=len)
     return sorted(row for rows in groups.values() if rows is not most for row in rows)
 

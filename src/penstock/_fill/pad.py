@@ -57,7 +57,7 @@ class Pad:
         return self.into(samples, np.empty)
 
     def into(self, samples: Sequence[Any], empty: Empty) -> Any:
-        """Returns the batch of these samples. Memory for its arrays comes from `empty`."""
+        """Returns the batch of these samples. Memory for the batch's arrays comes from `empty`."""
         # Numbers are converted afterwards, if the loader has dtype=.
         memory = empty.empty if type(empty) is FieldMemory else empty
         try:
@@ -201,7 +201,10 @@ class Pad:
         return out, lengths
 
     def _check_budget(self, fields: list[NDArray[np.int64]]) -> None:
-        """Raises Misfit if all fields exceed `batch_tokens`. A batch is planned from the lengths of one field."""
+        """Raises Misfit if all fields exceed `batch_tokens`.
+
+        One field within the budget is enough, because a batch is planned from the lengths of one field.
+        """
         if self.batch_tokens is None or not fields:
             return
         costs = [self._cost(lengths) for lengths in fields]

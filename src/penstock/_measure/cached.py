@@ -16,7 +16,10 @@ _SILENT = 600.0  # seconds between two warnings about the same store; requests r
 
 
 class OngoingOutage(NamedTuple):
-    """A store that does not answer. `store` names it and the failure. `since` is a `perf_counter_ns()` time."""
+    """A store that does not answer.
+
+    `store` is the store's name with the failure. `since` is a `perf_counter_ns()` time.
+    """
 
     store: str
     since: int
@@ -62,9 +65,10 @@ class ThreadCounts:
 class CacheCounts:
     """The cache counters of one worker, or of a loader's scouts (threads that download data ahead of time).
 
-    Each thread has its own counters, and the attributes named in `NAMES` are the sums. Only scouts set `needed` and
-    `limit`. `changed` is True if a counter may have changed since `changed` was last reset. If `warns` is True, the
-    counting thread warns about outages, because the caller cannot see these counters.
+    Each thread has its own counters, and the attributes named in `NAMES` are the sums over all threads. Only scouts
+    set `needed` and `limit`. `changed` becomes True when a counter may have changed, and stays True until a reader
+    resets `changed`. If `warns` is True, the counting thread warns about outages, because the caller cannot see these
+    counters.
     """
 
     NAMES = _NAMES
@@ -83,7 +87,7 @@ class CacheCounts:
         return min(found, key=lambda outage: outage.since) if found else None
 
     def show(self, outage: OngoingOutage | None) -> None:
-        """Does nothing. A subclass may show the outage to other processes."""
+        """Does nothing. A subclass may show `outage` to other processes."""
 
     def mine(self) -> ThreadCounts:
         return self._threads.mine()

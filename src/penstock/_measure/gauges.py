@@ -94,7 +94,7 @@ class Slow(NamedTuple):
 
 
 class RowCopy(NamedTuple):
-    """A packed copy of one worker's counters. Each epoch begins with a copy, which is unpacked only if needed."""
+    """A packed copy of one worker's counters. A copy is made when an epoch begins, and unpacked only if needed."""
 
     seat: int
     row: bytes
@@ -167,7 +167,7 @@ _clock = time.perf_counter_ns
 
 
 def delay_ns(thread: str = "thread-self") -> int:
-    """Returns how long a thread was runnable without getting a CPU, in ns, or 0 if the kernel does not count this."""
+    """Returns how long a thread was runnable without getting a CPU, in ns, or 0 if this time is unknown."""
     try:
         with open(f"/proc/{thread}/schedstat", "rb", buffering=0) as file:
             return int(file.read().split()[1])

@@ -26,7 +26,7 @@ def bounds(at: int) -> tuple[float, float]:
 
 
 def quantile(counts: Sequence[int], share: float) -> float:
-    """Returns a quantile in seconds, or 0.0 if the quantile is in the first bucket or there are no durations."""
+    """Returns a quantile in seconds. A quantile in the first bucket, or of no durations at all, is 0.0."""
     wanted, passed = share * sum(counts), 0
     for at, count in enumerate(counts):
         passed += count
@@ -36,6 +36,6 @@ def quantile(counts: Sequence[int], share: float) -> float:
 
 
 def buckets(ns: NDArray[np.int64], counts: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """Returns a histogram of durations in nanoseconds. `counts` says how often each one occurs (default: once)."""
+    """Returns a histogram of durations in nanoseconds. `counts[i]` is how often `ns[i]` occurs (default: once)."""
     at = (np.log2(np.maximum(ns, 1)) * _FINE).astype(np.int64) - _FIRST
     return np.bincount(at.clip(0, BUCKETS - 1), counts, BUCKETS).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Measures the caller: how long it waits for batches, how long it works between them, and how many it gets."""
+"""Measures how long the caller waits for batches and works between batches, and how many batches the caller gets."""
 
 from __future__ import annotations
 

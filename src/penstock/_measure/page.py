@@ -6,11 +6,11 @@ only the same user (and root) follow the link. No port or file is opened, and th
 process ends, even after a crash. A reader accepts only a page that belongs to the reader's user, because a root
 process may hold a memfd that another user has made.
 
-A page has room for two publications, and the counter in its first eight bytes says which one is newer. The publisher
-overwrites the older one and then increments the counter. So readers never block the publisher, and they find a
-complete publication even if the publisher is stopped in the middle of the next one. Each publication has a checksum,
-which does not match if the publisher overwrote the text during the read, or if the reader saw the new counter before
-the new text (some processors reorder stores).
+A page has room for two publications, and the counter in the page's first eight bytes says which publication is newer.
+The publisher overwrites the older publication and then increments the counter. So readers never block the publisher,
+and readers find a complete publication even if the publisher is stopped in the middle of the next one. Each
+publication has a checksum, which does not match if the publisher overwrote the text during the read, or if the reader
+saw the new counter before the new text (some processors reorder stores).
 
 One page per process, with a slot for each loader, was rejected. When a loader is deallocated, C code would have to
 clear the loader's slot, whereas a separate page is simply closed.
@@ -108,7 +108,10 @@ class FoundPage(NamedTuple):
 
 
 def find(uid: int) -> Iterator[FoundPage]:
-    """Yields the readable pages of a user's processes. A page is yielded twice if a forked child has it, too."""
+    """Yields the readable pages of a user's processes.
+
+    A page is yielded twice if a forked child has the page open, too.
+    """
     for pid, path in memfds(uid, NAME):
         with suppress(OSError, struct.error):  # a memfd of the same name that is not a page, or is another user's
             inode, text = _read(path, uid)

@@ -1,8 +1,9 @@
 """The forms of containers. A form says how the containers of one class are taken apart and rebuilt.
 
-`FORMS` covers subclasses of Mapping, list and tuple that can be rebuilt by calling the class with the items. Each
-instance is tested: rebuilding it must produce an equal object. `EXACT_FORMS` covers only classes whose instances
-pickle would rebuild from the same parts, so that an object arrives in another process as if it had been pickled.
+`FORMS` covers dataclasses, namedtuples, and other classes derived from Mapping, list or tuple. Instances of these
+other classes are rebuilt by calling the class with the items. An instance for which this call does not make an equal
+object is not taken apart. `EXACT_FORMS` covers only classes whose forms rebuild an object from the same parts as
+pickle does, so that the object arrives in another process as if the object had been pickled.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def _open_dataclass(node: Any) -> tuple[Hashable, Sequence[Any]]:
 
 
 def close_named(kind: type, keys: object, values: Iterable[Any]) -> Any:
-    """Creates a namedtuple without calling its `__new__`, which may expect different arguments."""
+    """Creates a namedtuple without calling `__new__`, which may expect different arguments."""
     return tuple.__new__(kind, values)
 
 
@@ -139,7 +140,7 @@ _BUILT_IN: dict[type, Form] = {
 
 PLAIN: frozenset[type] = frozenset({bool, int, float, complex, str, bytes, NoneType})
 LEAVES: set[type] = {*PLAIN, np.ndarray, np.memmap}
-"""Classes that are known not to be containers. Others are added when they are first seen."""
+"""Classes that are known not to be containers. Other such classes are added when they are first seen."""
 
 
 def is_namedtuple(kind: type) -> bool:
@@ -218,7 +219,7 @@ MARKED: dict[Any, Form] = {Attributes: _ATTRIBUTES, Items: _ITEMS}
 
 
 def _exact_form(kind: type) -> Form | None:
-    """Returns the form of a class, or None if pickle would rebuild its instances in another way."""
+    """Returns the form that rebuilds instances of a class as pickle does, or None if there is no such form."""
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]
     if kind in copyreg.dispatch_table or not _inherits(kind, object, "__reduce__", "__reduce_ex__"):
@@ -244,7 +245,7 @@ def _inherits(kind: type, base: type, *names: str) -> bool:
 
 
 def _is_generated(kind: type) -> bool:
-    """True if a namedtuple class creates and pickles instances only with the methods that `namedtuple` generated."""
+    """True if a namedtuple class creates and pickles its instances only with generated methods."""
     maker = next(base for base in kind.__mro__ if "_fields" in vars(base))
     written = maker.__base__ is tuple and "_field_defaults" in vars(maker)
     return written and _inherits(kind, maker, "__new__", "__getnewargs__", "__getstate__")
