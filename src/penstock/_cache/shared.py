@@ -279,7 +279,7 @@ class Shared:
 
 
 def _most_own() -> int:
-    """Returns how many blocks a process may share: half as many as it may open descriptors (often 1,024)."""
+    """Returns how many blocks a process may share: half of the process's limit on open descriptors."""
     return int(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 2
 
 

@@ -21,7 +21,7 @@ from penstock._system.interrupts import LiveObjects, free_at_end
 from penstock._system.platform import fcntl
 
 MOST = 64
-"""The largest number of witnesses, because each needs a descriptor.
+"""The largest number of witnesses. Each witness needs a descriptor.
 
 Slabs that are on loan during further forks are never reused.
 """
