@@ -60,7 +60,7 @@ class Face(Enum):
 
 
 class Show(IntEnum):
-    """Where the value of a setting is shown. Each level includes the previous ones."""
+    """Where the value of a setting is shown. Each level includes the levels before it."""
 
     NOWHERE = 0
     FIGURES = 1  # with the figures of the loader, if it is not the default
@@ -184,7 +184,7 @@ _NO_BLOCKS = "the order is torch's, which knows no blocks."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The settings of a loader, with all defaults filled in. A test compares them with the public signatures."""
+    """The settings of a loader, with all defaults filled in. A test compares the fields with the signatures."""
 
     batch_size: int | None = _option(
         1,
@@ -424,7 +424,7 @@ def _check_seed(given: dict[str, Any]) -> None:
 
 
 def _backend(given: dict[str, Any]) -> str:
-    """Returns the given backend's name, or `PROCESS` if only a start method is given, or else `DEFAULT`."""
+    """Returns the name of the given backend. Without one: `PROCESS` if a start method is given, else `DEFAULT`."""
     method = given["for_backends"].get(backends.registered(backends.PROCESS).argument)
     return given["backend"] or (backends.DEFAULT if method is None else backends.PROCESS)
 
@@ -440,7 +440,7 @@ def _warn_of_threads() -> None:
 
 
 def _check_workers(given: dict[str, Any]) -> None:
-    """Raises ValueError if a setting makes no sense without workers, or with the chosen backend."""
+    """Raises ValueError if a setting needs workers and there are none, or if a setting needs another backend."""
     name, of_backends = _backend(given), given["for_backends"]
     backend = backends.registered(name)
     if given["num_workers"] == 0:
@@ -547,8 +547,8 @@ _SCHEDULERS = (
 def this_rank(environment: Mapping[str, str]) -> RankShard:
     """Returns (rank, number of ranks), or (0, 1) if nothing shows that this process is one of several ranks.
 
-    Looks, in this order, at torchrun's environment variables, imported libraries, and the schedulers' environment
-    variables.
+    Looks, in this order, at torchrun's environment variables, imported libraries, and the environment variables of
+    Open MPI and SLURM.
     """
     found = _of_variables(environment, _TORCHRUN) or ranks_of_libraries()
     return RankShard(*(found or _of_variables(environment, *_SCHEDULERS) or ONE))

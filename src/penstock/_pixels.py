@@ -90,7 +90,7 @@ class Jpeg:
         self.height, self.width = (width, height) if self._orientation > 4 else (height, width)
 
     def pixels(self, rows: int, shrink: int, scratch: GetScratch) -> tuple[Pixels, int]:
-        """Decodes at least the first `rows` rows. Returns the pixels, and the factor by which they are scaled down.
+        """Decodes at least the first `rows` rows. Returns the pixels, and the factor by which the image is shrunk.
 
         `rows` counts rows of the full-size image. `shrink` is the largest allowed factor: 1, 2, 4 or 8. The last row
         and the last column may contain padding. `scratch(n)` returns a temporary buffer of n bytes.
@@ -108,7 +108,7 @@ class Jpeg:
     def decode(self, rows: int, shrink: int, color: Color, scratch: GetScratch) -> Pixels:
         """Decodes as `pixels` does, but always returns three axes, and does not turn the image upright.
 
-        Raises ValueError if the file is damaged.
+        Raises ValueError if the file was cut off or cannot be decoded.
         """
         data: bytes | bytearray = self.data
         height, width = self.stored
@@ -148,7 +148,7 @@ def turned(pixels: Pixels, orientation: int) -> Pixels:
 
 
 def survey(data: bytes) -> tuple[int, int]:
-    """Returns the EXIF orientation of a JPEG, from 1 to 8 (1 if it has none), and the offset of its frame header."""
+    """Returns the EXIF orientation of a JPEG, from 1 (the default) to 8, and the offset of the frame header."""
     at, orientation = 2, 1
     while data[at : at + 1] == b"\xff" and at + 10 <= len(data):
         marker, size = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")

@@ -92,7 +92,7 @@ def start(gate: Gate, producer: Producer) -> threading.Thread:
 
 
 class Copies:
-    """Copies batches into slabs (reused blocks of memory) or, if `pin` is True, tensors into pinned memory."""
+    """Copies batches into slabs (reused blocks of memory). If `pin` is True, tensors go to pinned memory instead."""
 
     def __init__(self, most: int, field: FieldCast | None, pin: bool) -> None:
         self._field = field

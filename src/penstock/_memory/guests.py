@@ -38,11 +38,14 @@ RANKS: dict[str, Callable[[Any], tuple[int, int] | None]] = {
     "ray.train": _ranks_in_ray,
     "jax._src.distributed": _ranks_in_jax,
 }
-"""Maps module names to functions that take the module and return (rank, number of ranks) or None, or raise."""
+"""Maps module names to functions that take the module and return (rank, number of ranks).
+
+A function returns None or raises an exception if the module has not assigned ranks.
+"""
 
 
 def ranks_of_libraries() -> tuple[int, int] | None:
-    """Asks the imported libraries for (rank, number of ranks). Returns None if none of them has assigned ranks."""
+    """Asks the imported libraries for (rank, number of ranks). Returns None if no library has assigned ranks."""
     for name, ranks in RANKS.items():
         module = sys.modules.get(name)
         with suppress(Exception):  # the library has not started this process, or its interface has changed
@@ -53,9 +56,10 @@ def ranks_of_libraries() -> tuple[int, int] | None:
 
 
 MakeLeaf = Callable[[tuple[int, ...], Any, Any, int], Any]
-"""Makes a leaf as a view, like `np.ndarray`: from a shape, a dtype, a byte array, and an offset into this array.
+"""A function that makes a leaf as a view, as `np.ndarray` does.
 
-Layouts pickle this function by name, so it must be defined at module level. The receiving process imports its module.
+The arguments are a shape, a dtype, a byte array, and an offset into the byte array. Layouts pickle the function by
+name, so it must be defined at module level. The receiving process imports the function's module.
 """
 
 Spot = tuple[MakeLeaf, tuple[int, ...], Any, int]
@@ -73,7 +77,7 @@ class LateLeaves(NamedTuple):
 
 
 Reduce = Callable[[Any], Any]
-"""Works like `__reduce_ex__(5)`, or returns NotImplemented to request pickle's default. May use PickleBuffers."""
+"""A function like `__reduce_ex__(5)`. Returns NotImplemented for pickle's default. May use PickleBuffers."""
 
 
 class Handler(NamedTuple):
@@ -81,7 +85,7 @@ class Handler(NamedTuple):
 
     copy: Callable[[Any], Any]
     pin: Callable[[Any], Any]
-    """Copies a leaf to pinned memory, from which an accelerator reads faster."""
+    """Copies a leaf to pinned memory, which an accelerator reads faster than other memory."""
     store: Callable[[Any, Writer], Spot | None] | None = None
     """Writes a leaf's bytes into the slab. Returns None if the leaf must be pickled instead."""
     cast: Callable[[Any, Any, Any], Any] | None = None
@@ -92,15 +96,15 @@ class Guest(Protocol):
     """The interface of a guest's `GUEST` object: what penstock must know about a library such as torch."""
 
     reducers: Mapping[type, Reduce]
-    """Maps exact classes to functions that pickle instances nested in other objects of a batch."""
+    """Maps exact classes to functions that pickle instances of these classes inside other objects of a batch."""
 
     def handler(self, kind: type) -> Handler | None:
-        """Returns the handler for leaves of this class, or None if none is needed."""
+        """Returns the handler for leaves of this class, or None if the leaves need no handler."""
 
     def shipping(self) -> Mapping[type, Reduce]:
         """Returns a mapping from exact classes to functions that pickle their instances in a dataset.
 
-        Called once for each dataset that is pickled, because the functions may remember what they have pickled.
+        A function may remember what it has pickled. So `shipping` is called once for each dataset that is pickled.
         """
 
     def is_parameters(self, state_dict: Any) -> bool:
@@ -132,7 +136,7 @@ def guest_in(module: object) -> Guest | None:
 
 
 def guest_of(kind: type) -> str | None:
-    """Returns the name of the guest that a class belongs to, such as "torch", or None."""
+    """Returns the name of the guest that a class belongs to, such as "torch". Returns None if there is no guest."""
     packages = [base.__module__.partition(".")[0] for base in kind.__mro__]
     return next((name for name in packages if name in GUESTS), None)
 
@@ -183,11 +187,11 @@ def _handler(kind: type) -> Handler | None:
 
 
 HANDLERS: Mapping[type, Handler | None] = MemoTable(_handler)
-"""Maps any class to its handler, or to None if the class has none."""
+"""Maps any class to its handler, or to None if the class has no handler."""
 
 
 class Shipping(dict[type, "Reduce | None"]):
-    """Maps each class in one dataset to the function that pickles its instances, or to None."""
+    """Maps each class in one dataset to the function that pickles its instances, or to None for pickle's default."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ class Layout:
     spots: tuple[Spot | None, ...]
 
     def open(self, root: NDArray[np.uint8], rest: Sequence[object]) -> object:
-        """Returns the batch. Its arrays are views of the slab's array `root`; its other leaves come from `rest`."""
+        """Returns the batch. The arrays are views of the slab's array `root`. The other leaves come from `rest`."""
         spots: Any = self.spots
         if not rest:  # none of the spots is None
             return unflatten(self.spec, [make(shape, dtype, root, at) for make, shape, dtype, at in spots])
@@ -180,7 +180,7 @@ _ATOMS: frozenset[type] = PLAIN | {*np.sctypeDict.values()} - {np.void, np.objec
 
 
 _placeable: set[type] = {*_ATOMS, np.ndarray}
-"""Classes of leaves that do not force a batch to be pickled whole. Those of guests are added when first seen."""
+"""Classes of leaves that do not force a batch to be pickled whole. A guest's class is added when first seen."""
 
 
 def _can_be_placed(kind: type) -> bool:

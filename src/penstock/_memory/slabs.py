@@ -7,17 +7,18 @@ sparse: pages that were never written take no memory. The file is mapped in exte
 large slab. So one descriptor and few mappings suffice, however many batches the caller keeps. The inline and thread
 backends use private memory, which is divided into extents in the same way.
 
-A weak reference to a plain numpy array shows when memory can be unmapped. A lease, which is also such a reference,
-shows when a slab comes back from the caller. This is safe because the garbage collector does not track numpy arrays:
-the callback is called when the array is deallocated, and never while a finalizer could still bring the array back.
-For an object that the collector tracks, such as a ctypes array, the callback would come before the finalizers.
+A weak reference to a plain numpy array shows when memory can be unmapped. A lease is such a weak reference, too, and
+shows when a slab comes back from the caller. A weak reference to a numpy array is safe, because the garbage collector
+does not track numpy arrays: the reference's callback is called when the array is deallocated, and never while a
+finalizer could still bring the array back. For an object that the collector tracks, such as a ctypes array, the
+callback would come before the finalizers.
 
 In numpy, every view refers to the array that owns the memory, here the slab's root array. torch tensors and DLPack
 capsules refer to the numpy array. So the callback for the root is called exactly once, when no object of this process
 can reach the slab any more.
 
-After a fork, the child shares the memory of the batches on loan, and may read these batches for as long as it lives.
-So a slab that is on loan at a fork is used again only after the child has ended.
+After a fork, the child shares the memory of the batches on loan, and may read these batches until it ends. So a
+slab that is on loan at a fork is used again only after the child has ended.
 """
 
 from __future__ import annotations
@@ -187,11 +188,11 @@ class Leases:
 
     @property
     def matter_at_fork(self) -> bool:
-        """True if a forked child would have batches on loan whose slabs may be used again."""
+        """True if a fork must be recorded: slabs in shared memory are on loan, and may be used again later."""
         return self._shared and bool(self._lent)
 
     def give_back(self, slab: int) -> None:
-        """Takes back a slab that was never lent, because no batch was written to it."""
+        """Takes back a slab that was not lent. The next `collect` returns the slab as free."""
         self._returned.append(slab)
 
     def collect(self) -> list[int]:
@@ -220,7 +221,10 @@ class Leases:
                 self._inherited.append(lease)
 
     def inherit(self, fork: forks.Fork | None) -> None:
-        """Records a fork. If `fork` is None, the child cannot be watched, so slabs now on loan are never reused."""
+        """Records a fork.
+
+        If `fork` is None, the child cannot be watched. So the slabs that are on loan at this fork are never reused.
+        """
         if fork is None:
             self._lent.clear()
             return
@@ -229,14 +233,17 @@ class Leases:
                 lease.forks = (*lease.forks, fork)
 
     def close(self) -> None:
-        """Forgets all forks and ignores later ones, because no slab is reused. `nbytes` still counts lent slabs."""
+        """Forgets all forks, and ignores all later forks. No slab is reused after this call.
+
+        `nbytes` still counts lent slabs.
+        """
         self._shared = False
         self._inherited.clear()
         for lease in self._lent.copy().values():
             lease.forks = ()
 
     def forget(self) -> None:
-        """Forgets all leases. Called in a forked child, because the slabs belong to the parent."""
+        """Forgets all leases. Called in a forked child: the slabs belong to the parent."""
         self._lent.clear()
         self._inherited.clear()
 
@@ -244,7 +251,7 @@ class Leases:
 _all = LiveObjects[Leases]()
 
 own_fork = threading.local()
-"""`own_fork.now` is True while penstock itself forks a worker (which reads no batch on loan)."""
+"""`own_fork.now` is True while penstock itself forks a worker. A worker reads no batch on loan."""
 
 _birth = threading.local()
 """`_birth.fork` is the witness (see `forks.py`) of the fork that this thread is about to make."""

@@ -1,10 +1,11 @@
 """Splits a nested structure into a list of leaves, from left to right, and a Spec of how the leaves are nested.
 
 Containers are dict, list, tuple, and all classes that have a form (see `forms.py`). Everything else is a leaf, and so
-is a container that cannot be rebuilt from its parts. A batch for another process is taken apart by `flatten_exactly`,
-which treats a container as a leaf unless pickle would rebuild the same object from the same parts.
+is a container that cannot be rebuilt from its parts. A batch for another process is taken apart by `flatten_exactly`.
+This function treats a container as a leaf unless pickle, too, would rebuild the container from its parts.
 
-Specs are kept in a table, so a known structure costs only one lookup, and `==` usually compares two pointers.
+Specs are kept in a table. So a structure that was seen before costs only one lookup, and comparing two Specs with
+`==` usually compares two pointers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from penstock._memory.forms import EXACT_FORMS, FORMS, LEAVES, MARKED, Form, MemoTable
 
 MAX_DEPTH = 64
-"""The greatest allowed nesting depth of containers. A cycle is detected when it exceeds this depth."""
+"""The greatest allowed nesting depth of containers. A cycle exceeds any depth, and so is detected."""
 
 
 class Spec:
@@ -62,7 +63,7 @@ class Spec:
 
     @property
     def below(self) -> tuple[Spec | None, ...]:
-        """The Spec of each value in the container, or None for a leaf."""
+        """For each value in the container: the Spec of the value, or None if the value is a leaf."""
         return (None,) * self.count if self.children is None else self.children
 
     @property
@@ -92,7 +93,7 @@ def flatten(tree: object) -> tuple[list[object], Spec]:
 
 
 def flatten_exactly(tree: object) -> tuple[list[object], Spec] | None:
-    """Works like `flatten`, but takes a container apart only if pickle would save the same parts.
+    """Works like `flatten`, but takes a container apart only if pickle would save the same parts as `flatten`.
 
     Returns None if only pickle can preserve the structure: if a container occurs twice, contains itself, or is nested
     deeper than MAX_DEPTH.
@@ -133,7 +134,7 @@ class _TooDeep(Exception):
 def _walk(
     node: Any, leaves: list[object], depth: int, forms: MemoTable[type, Form | None], nodes: list[int]
 ) -> Spec | None:
-    """Appends leaves to `leaves` and container ids to `nodes`. Returns the Spec, or None for a leaf."""
+    """Appends leaves to `leaves` and container ids to `nodes`. Returns the Spec, or None if `node` is a leaf."""
     kind = type(node)
     keys: Hashable
     values: Any
@@ -178,7 +179,7 @@ def _walk(
 
 
 def _spec(kind: type, keys: Hashable, children: tuple[Spec | None, ...] | None, size: int) -> Spec:
-    """Looks up the Spec for these parts in the table, and creates it if it is missing.
+    """Returns the Spec for these parts from the table. Creates the Spec if the table does not have one.
 
     Two threads may create equal Specs for the same structure, which does no harm.
     """
@@ -193,7 +194,7 @@ _SPECS: MemoTable[tuple[Any, ...], Spec] = MemoTable(lambda key: Spec(*key))
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """True if two equal `keys` also agree in the types of their items, unlike (1,) and (True,)."""
+    """True if two equal `keys` have items of the same types. (1,) and (True,) are equal, but not alike."""
     if type(one) is not tuple:
         return True
     return all(map(is_, one, other)) or all(map(is_, map(type, one), map(type, other)))

@@ -218,7 +218,10 @@ def of_folder(folder: str) -> str | None:
 
 
 def refuse_beside_text(folder: str) -> None:
-    """Raises FormatError unless text outnumbers images and other known files: a few text files may just be notes."""
+    """Raises FormatError if the folder has at least as many images and other known files as text files.
+
+    A few text files beside other files may be notes, rather than data.
+    """
     found = _below(folder)
     others = {end: paths for end, paths in found.items() if end in _KNOWN or end in PICTURES}
     if not others or sum(map(len, others.values())) < len(found[".txt"]):

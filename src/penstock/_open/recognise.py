@@ -83,7 +83,7 @@ def _ends() -> tuple[str, ...]:
 def _all_files(given: list[Any], access: Access) -> list[AnyFile]:
     """Returns the given files, and the files of known formats in the given folders.
 
-    A Megatron prefix stands for its `.idx` file.
+    A Megatron prefix, which is a path without `.bin` or `.idx`, is replaced by the path of its `.idx` file.
     """
     prefixes = [idx_path(one) for one in given]
     # A path that does not exist may be a Megatron prefix, whose .idx stands for both files.
@@ -119,7 +119,7 @@ def _folder(folder: str) -> Any:
 
 
 def _paired(files: list[AnyFile]) -> list[AnyFile]:
-    """Replaces each Megatron `.bin` by its `.idx`, and removes files that only accompany others."""
+    """Replaces each Megatron `.bin` by its `.idx`, and removes files that only accompany other files."""
     by_path = {file.path: file for file in files}
     found: dict[str, AnyFile] = {}
     for file in files:
@@ -151,7 +151,7 @@ def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
 
 
 def _own_index(file: AnyFile, by_path: Mapping[str, AnyFile]) -> AnyFile | None:
-    """Returns Megatron's `.idx` for a `.bin` or `.idx` file, or None if the file is not Megatron's."""
+    """Returns the Megatron index that belongs to a `.bin` or `.idx` file, or None if the file is not Megatron's."""
     stem, end = os.path.splitext(file.path)
     if end not in (".bin", ".idx"):
         return None

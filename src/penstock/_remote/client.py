@@ -151,7 +151,7 @@ class WebServer:
         return answer
 
     def _body(self, response: HTTPResponse) -> bytes:
-        """Returns the body of a response with status 206, or only the beginning of any other body."""
+        """Returns the whole body of a response with status 206. For any other status, returns only the beginning."""
         wanted = response.status == 206
         until = time.monotonic() + self._client.seconds("timeout")
         parts = []

@@ -43,7 +43,7 @@ def listed(remote: Remote, folder: str) -> Iterator[list[StoredObject]]:
 def _some(
     remote: Remote, folder: str, pages: int, limits: NameRange, pause: Pause
 ) -> tuple[list[StoredObject], list[NameRange]]:
-    """Returns the objects in a range's first `pages` pages, and ranges that cover the rest."""
+    """Returns the objects in the first `pages` pages of a range, and ranges that cover the rest of this range."""
     after, until = limits
     objects: list[StoredObject] = []
     for page in remote.below(folder, True, after, pause):

@@ -200,7 +200,7 @@ def _stored(meta: Any) -> StoredObject:
 
 
 def _failed(error: Exception) -> RequestFailed:
-    """Converts an obstore error. Keeps only a few words of its text, which contains URLs and responses."""
+    """Converts an obstore error. The error's text contains URLs and responses, so only a few words are kept."""
     text, kind = str(error), type(error).__name__
     head = text.partition("\n\nDebug source")[0]
     status = _status_of(error)

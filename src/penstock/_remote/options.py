@@ -3,7 +3,7 @@
 Also accepts the option names of boto3, s3fs, pyarrow, gcsfs and adlfs, and the names of environment variables.
 
 obstore panics on a connection option among the store's options, and on a server's address that is not a URL. This
-module prevents both.
+module prevents both panics.
 """
 
 from __future__ import annotations

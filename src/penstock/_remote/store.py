@@ -66,7 +66,10 @@ class Store(Protocol):
     def find(self, key: str) -> StoredObject: ...
 
     def read(self, stored: StoredObject, start: int, stop: int) -> Any:
-        """Returns the bytes from `start` to `stop`. Raises `RequestFailed` if the object has changed since `find`."""
+        """Returns the bytes from `start` to `stop`.
+
+        Raises `RequestFailed` if the object has changed since `find` returned `stored`.
+        """
 
     def write(self, key: str, content: bytes) -> None: ...
 
@@ -91,7 +94,10 @@ class Remote:
     """The store behind a URL. Each process opens its own connections, because threads do not survive a fork."""
 
     def __init__(self, root: str, user: str, storage: Storage, places: str | None = None) -> None:
-        """`places` is a result of `_places`. A pickled copy keeps it, even if environment variables differ."""
+        """`places` is a result of `_places`.
+
+        A pickled copy keeps the same `places`, even in a process with other environment variables.
+        """
         self._is_own = scheme_of(root) in SCHEMES
         self._root, self._user, self._storage = root, user, named(root, storage) if self._is_own else dict(storage)
         self._places = _places(scheme_of(root), self._storage) if places is None else places
@@ -125,7 +131,7 @@ class Remote:
 
     @property
     def sorts(self) -> bool:
-        """True if the store lists objects in key order and can start at any key, unlike S3's directory buckets."""
+        """True if the store lists objects in key order and can start at any key. S3's directory buckets cannot."""
         return scheme_of(self._root) in ("s3", "s3a", "gs") and not self._root.endswith("--x-s3")
 
     def below(self, folder: str, deep: bool, after: str = "", pause: Pause = time.sleep) -> Iterator[Page]:

@@ -126,7 +126,7 @@ def redacted(url: str) -> str:
     """Returns a URL as messages show it: without user, password and query.
 
     `url` may also be a path, because the user may have mistyped a URL. If it is unclear where the password ends,
-    everything up to the last @ is hidden. So the result may be the same for two URLs, unlike that of `faithful`.
+    everything up to the last @ is hidden. So two URLs may have the same result. (`faithful` gives unique results.)
     """
     found = _URL.match(url)
     if found is None:
@@ -148,7 +148,7 @@ def redacted(url: str) -> str:
 
 
 def _unlike_url(text: str) -> str:
-    """Returns a path as messages show it. If it may be a mistyped URL, the part that may be secret is hidden."""
+    """Returns a path as messages show it. If the path may be a mistyped URL, any possible secret is hidden."""
     plain = unquote(unquote("".join(text.split())))
     mark = _MARK.search(plain)
     if mark is None:
@@ -169,7 +169,8 @@ def faithful(root: str, key: str) -> str:
 def suspicious(rest: str) -> list[str]:
     """Returns the parts of `rest` (a URL without scheme) that may be secret.
 
-    These are the text before the last @, the query, and the pieces of both between characters such as : and &.
+    These parts are the text before the last @, and the query. Each of the two is also split at characters such as :
+    and &, and the pieces are returned as well.
     """
     ats = list(_AT.finditer(rest))
     hidden = [rest[: ats[-1].start()]] if ats else []
@@ -189,7 +190,7 @@ def local(path: str, reader: str) -> str:
 def identified(root: str, key: str, user: str) -> str:
     """Returns a string that is the same for all signed URLs of an object, and different for other objects.
 
-    It contains no password, but may contain other credentials, so it must never be shown.
+    The string contains no password, but may contain other credentials, so it must never be shown.
     """
     if not is_web(root):
         scheme, _, place = root.partition("://")
@@ -204,7 +205,7 @@ def identified(root: str, key: str, user: str) -> str:
 
 
 def _unsigned(host: str, query: str) -> str:
-    """Removes the signing parameters from a query. If one of them occurs twice, the query is returned unchanged."""
+    """Removes the signing parameters from a query. Changes nothing if a signing parameter occurs twice."""
     parts = query.split("&")
     names = [unquote(part.partition("=")[0]).lower() for part in parts]
     for needs, signing, hosts in _SIGNATURES:

@@ -1,4 +1,4 @@
-"""Epochs whose batches count as consumed once the consumer has committed them, not when they are handed out."""
+"""Epochs in which a batch counts as consumed when the consumer commits the batch, not when it is handed out."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Commits(Progress):
         self._open[step], self._last = mark, None
 
     def settle(self) -> None:
-        """Counts the most recent step as committed, unless `hold` was called for it."""
+        """Counts the most recent step as committed, unless `hold` was called for that step."""
         if self._last is not None:
             with interrupts_deferred(), self._lock:
                 super().passed(*self._last)
@@ -74,7 +74,7 @@ class Commits(Progress):
     # Called by any thread.
 
     def commit(self, step: int) -> bool:
-        """Commits an open step. Returns False for a committed step, and raises KeyError for an unknown one."""
+        """Commits an open step. Returns False for a committed step. Raises KeyError for an unknown step."""
         with interrupts_deferred(), self._lock:
             if step in self._open:
                 super().passed(step, self._open[step])
@@ -190,7 +190,7 @@ class CommittedEpochs(Epochs):
         super().begin(progress)
 
     def _incomplete(self) -> tuple[Commits, ...]:
-        """Returns the oldest incomplete epoch and all epochs that began later, even if they are complete."""
+        """Returns the oldest incomplete epoch and all later epochs. The later epochs may be complete."""
         begun, _ = self._now
         while begun and begun[0].is_complete:
             self._complete.add(begun[0].number)

@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class Mark(NamedTuple):
-    """A position in an iterable after `read` batches, with the states of the iterable and its iterator.
+    """A position in an iterable, after `read` batches. `states` has the states of the iterable and of its iterator.
 
-    A mark at the end of an epoch has no `states`, but its `kept` holds the states from which the next epoch starts.
-    The mark at the beginning of the next epoch has the same `kept`. The key "fresh" in `kept` means that the iterable
-    was not at the end of an epoch. In this case, the next epoch may have no items.
+    At the end of an epoch, `states` is None, and `kept` has the states from which the next epoch starts. The mark at
+    the beginning of the next epoch has the same `kept`, and its `states` is empty. If `kept` has the key "fresh", the
+    iterable was not at the end of an epoch when `kept` was made, so the next epoch may have no items.
     """
 
     read: int
@@ -70,9 +70,10 @@ def by_next(items: Iterator[Any]) -> Iterator[Any]:
 
 
 class Reading:
-    """One pass over an iterable. It has no items before `open` is called, or if `open` fails.
+    """One pass over an iterable. Before `open` is called, or if `open` fails, the pass has no items.
 
-    `read` counts the batches read so far. `gave` is True if the epoch has had any items, even before a resume.
+    `read` counts the batches read so far. `gave` is True if the epoch has had any items. Items before a resume
+    count, too.
     """
 
     def __init__(self, source: Iterable[Any]) -> None:
@@ -95,9 +96,9 @@ class Reading:
 
     @property
     def has_begun_state(self) -> bool:
-        """True if a state saved before the first item already describes this pass.
+        """True if a state that is taken before the first item already belongs to this pass.
 
-        This is true only if the iterator has a state. The iterable's state may still be old until the first item is
+        Only an iterator's state does so. The iterable's state may belong to the previous pass until the first item is
         read, for example if `__iter__` is a generator function.
         """
         return "iterator" in self._stateful and not self.ended
@@ -127,12 +128,15 @@ class Reading:
             self.restore(self.source, mark.states["iterable"])
 
     def restore(self, part: Any, state: Any) -> None:
-        """Loads a state into the iterable or its iterator. Raises StateError if this object cannot load a state."""
+        """Loads a state into the iterable or its iterator. Raises StateError if `part` cannot load a state."""
         _check_stateful(part)
         part.load_state_dict(state)
 
     def begin(self, items: Iterator[Any], mark: Mark | None = None) -> None:
-        """Starts reading from this iterator. The iterable's state must have been restored before."""
+        """Starts reading from the iterator `items`.
+
+        If `mark` has a state of the iterable, this state must have been restored before the call.
+        """
         if mark is not None and mark.states and "iterator" in mark.states:
             self.restore(items, mark.states["iterator"])
         self._items, self._iterator = by_next(items), items
@@ -169,7 +173,7 @@ class Reading:
         return taken
 
     def note_error(self) -> None:
-        """Records that the iterator raised an exception. This ends a generator, but other iterators may continue."""
+        """Records that the iterator raised an exception. An exception ends a generator, but not every iterator."""
         self.gave = True
         self._broken = self.ended = isinstance(self._iterator, GeneratorType)
         self._raised, self._renewed = "iterator" not in self._stateful, False
@@ -197,19 +201,20 @@ class Reading:
                 self._passed = self.read - 1, error
 
     def raise_last_error(self, since: int) -> None:
-        """Raises the exception that ended the iterable, if it came in a skipped batch with index `since` or later.
+        """Raises the exception that ended the iterable in a skipped batch, if that batch has index `since` or later.
 
-        Such a batch belongs to another rank. Without this exception, this rank would end without an error.
+        Such a batch belongs to another rank. If only the other rank raised the exception, the epoch would end on this
+        rank without an error.
         """
         passed, self._passed = self._passed if self.ended and self._broken else None, None
         if passed is not None and passed[0] >= since:
             raise passed[1]
 
     def mark(self) -> Mark | None:
-        """Returns the current position, or None if it is unknown because there is no state to save.
+        """Returns the current position, or None if the position is unknown.
 
-        After an exception, the position is known only if the iterator has a state. Otherwise the previous mark stays
-        valid.
+        The position is unknown if neither the iterable nor its iterator has a state. After an exception, the position
+        is known only if the iterator has a state. While the position is unknown, the previous mark stays valid.
         """
         if not self._stateful or self._broken or self._raised:
             return None
@@ -220,9 +225,12 @@ class Reading:
     def end(self) -> Mark | None:
         """Ends the pass. Returns the mark at which the next epoch starts, or None if there is no such mark.
 
-        There is none if `end` was called before, if neither the iterable nor its iterator has a state, or if an
-        exception ended the epoch. There is also none after an epoch without items: an epoch that starts from a mark
-        must have items, and the next epoch may have none either.
+        There is no mark in each of these cases:
+
+        - `end` was called before.
+        - Neither the iterable nor its iterator has a state.
+        - An exception ended the epoch.
+        - The epoch had no items. An epoch that starts from a mark must have items, but the next epoch may be empty.
         """
         self._broken = self._broken or self._raised
         try:
@@ -247,8 +255,9 @@ class Reading:
 def initial(source: Any, *, is_fresh: bool) -> bytes | None:
     """Returns a pickled mark for the start of the next epoch, or None if the iterable's state cannot be used.
 
-    `is_fresh` is True if no epoch has begun before. If an epoch was left early, the iterable's state is in the middle
-    of that epoch, but most iterables start over. Only an iterable that is its own iterator continues from its state.
+    `is_fresh` is True if no epoch has begun yet. Otherwise, the iterable's state may be in the middle of an epoch
+    that was left early. An iterable that is its own iterator continues from this state, so the state is used. Any
+    other iterable starts over, so its state is not used.
     """
     if not has_state(source) or not (is_fresh or hasattr(type(source), "__next__")):
         return None
@@ -261,7 +270,7 @@ def _renew(source: Any, kept: Mapping[str, Any], restore: Callable[[Any, Any], N
     """Restores an iterable to its state between two epochs, so that the next `iter()` starts the new epoch.
 
     Loading the state is not enough: after a load, many iterables continue from the loaded state at the first
-    `iter()`, and start over only at the second.
+    `iter()`, and start over only at the second `iter()`.
     """
     if "iterator" not in kept and _is_at(source, kept["iterable"]):
         return

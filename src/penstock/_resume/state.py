@@ -1,6 +1,6 @@
 """The resume state: a small dict that says which batches were handed out.
 
-The dict can be saved as JSON, unless the user's own objects add data that JSON lacks. Nothing in the dict is
+The dict can be saved as JSON, unless the user's own objects add data that JSON cannot hold. Nothing in the dict is
 evaluated or unpickled, and the whole dict is checked before any part of it is used.
 """
 
@@ -38,12 +38,13 @@ class State(NamedTuple):
 
     - `consumed`: the place in the order that all ranks reached with these steps (see `ComputedPlan.consumed`), or
       None if the epoch can only continue with the same number of ranks.
-    - `mark`: the position of a sampler or stream that has a state, after these steps or earlier. The mark stays
-      pickled until it is needed.
+    - `mark`: the position of a sampler or stream that has a state. The position may be earlier than the last of
+      these steps. The mark stays pickled until it is needed.
     - `dataset`: the state of a dataset with keys.
     - `about`: a description of the loader. A loader that would have different steps refuses the state.
     - `later`: the states of later epochs that began before all batches of this epoch were committed.
-    - `dealt`: the values of `steps` and `consumed` when the number of ranks changed in this epoch, or None.
+    - `dealt`: the values that `steps` and `consumed` had when the number of ranks changed in this epoch. None if the
+      number has not changed.
     """
 
     epoch: int
@@ -121,7 +122,7 @@ class State(NamedTuple):
         return found._replace(later=found._later(value))
 
     def _later(self, value: Mapping[str, Any]) -> tuple[State, ...]:
-        """Returns the states of later epochs. Each has its own `_LATER` fields, and the same seed and `about`."""
+        """Returns the states of later epochs. All have the same seed and `about`, but their own `_LATER` fields."""
         given = value["later"]
         if not isinstance(given, (list, tuple)) or not all(_is_later(each) for each in given):
             raise damaged(f"'later' is {given!r}, not a list of epochs")
@@ -138,8 +139,8 @@ class State(NamedTuple):
     def check(self, about: Mapping[str, Any]) -> None:
         """Raises StateError if the state does not fit a loader with this description.
 
-        With penstock's own orders, the number of ranks may differ. If it does, `batch_size` and `last_batch` may
-        differ too.
+        With penstock's own orders, the number of ranks may differ. If the number of ranks differs, `batch_size` and
+        `last_batch` may differ, too.
         """
         world = self.about.get("world")
         elsewhere = world != about.get("world")
@@ -206,19 +207,19 @@ class State(NamedTuple):
         return self._replace(steps=steps)
 
     def _stride(self) -> int:
-        """Returns how many samples all ranks together take per step, if batches have a fixed size."""
+        """Returns how many samples all ranks together take per step. Without a batch size, each rank takes one."""
         size = self.about.get("batch_size")
         each = size if isinstance(size, int) and size > 0 else 1
         return each * number({"world": 1, **self.about}, "world")
 
 
 def _of_first_rank(plan: ComputedPlan) -> ComputedPlan:
-    """Returns the plan of the rank with the most steps."""
+    """Returns the plan of rank 0. No rank has more steps than rank 0."""
     return replace(plan, rank=0)  # type: ignore[type-var]  # every computed plan is a dataclass
 
 
 class Progress:
-    """The steps of one epoch that were handed out, and the position of the sampler or stream after them."""
+    """The steps of one epoch that were handed out, and the latest known position of the sampler or stream."""
 
     def __init__(self, begin: State, plan: Plan | None) -> None:
         self.epoch = begin.epoch
@@ -281,12 +282,12 @@ class Progress:
 
     @property
     def mark(self) -> bytes | Mark | None:
-        """The latest known position of the sampler or stream or, after the epoch, the start of the next one."""
+        """The latest known position of the sampler or stream. After the epoch, the start of the next epoch."""
         return self._end if self.is_over else self._at[1] or self.begin.mark
 
     @property
     def beyond(self) -> list[int]:
-        """The steps that were handed out although an earlier step was not."""
+        """The steps that were handed out although an earlier step was not handed out."""
         return self._now()[1]
 
     def handed_out(self) -> tuple[int, list[int]]:
@@ -307,7 +308,7 @@ class Progress:
 
 
 class Epochs:
-    """The epochs of a loader. If another loader replaces it, that loader takes over this object."""
+    """The epochs of a loader. If another loader replaces this loader, the new loader takes over this object."""
 
     progress_type: type[Progress] = Progress
 
@@ -321,7 +322,7 @@ class Epochs:
 
     @property
     def current(self) -> int:
-        """The epoch that began last or, before the first `iter()`, the epoch that will begin."""
+        """The epoch that began last. Before the first `iter()`, and after `set`, the epoch that will begin next."""
         return self.next if self.begun is None else self.begun
 
     def set(self, epoch: int) -> None:
@@ -341,7 +342,7 @@ class Epochs:
 
     @property
     def later(self) -> tuple[State, ...]:
-        """The states of the epochs after the next one, if a loaded state has any."""
+        """The states of the epochs after the next epoch, if a state with such epochs was loaded."""
         return () if self.loaded is None else self.loaded.later
 
     def check_read(self) -> None:
@@ -444,7 +445,7 @@ def number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
 
 
 def with_later(state: dict[str, Any], later: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Adds the states of later epochs, if there are any, to a state under the key `later`."""
+    """Returns the state with the states of later epochs added under the key `later`, if there are later epochs."""
     parts = [{name: each[name] for name in _LATER} for each in later]
     return {**state, "later": parts} if parts else state
 

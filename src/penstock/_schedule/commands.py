@@ -1,4 +1,4 @@
-"""Commands, which tell the engine what to do next, in order. They are the scheduler's only output.
+"""Commands, which tell the engine what to do next, in order. The scheduler has no other output.
 
 Like events, commands compare as plain tuples.
 """
@@ -9,14 +9,14 @@ from typing import NamedTuple, TypeAlias
 
 
 class Hire(NamedTuple):
-    """Start a worker in a seat. Its worker id is new, even if the seat was used before."""
+    """Start a worker in a seat. The worker's id is new, even if the seat was used before."""
 
     worker: int
     seat: int
 
 
 class Retire(NamedTuple):
-    """Ask one worker to exit: the first that becomes idle. The event `WorkerLeft` follows.
+    """Ask one worker to exit: the first worker that becomes idle. The event `WorkerLeft` follows.
 
     If each worker has its own steps, the worker in `seat` is asked instead, and exits after all its posted steps.
     """
@@ -57,16 +57,17 @@ class Rescind(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """Hand a filled step to the consumer. Its slab is lent to the consumer until `SlabReturned`."""
+    """Hand a filled step to the consumer. The step's slab is lent to the consumer until `SlabReturned`."""
 
     seq: int
     slab: int
 
 
 class DeliverLost(NamedTuple):
-    """Tell the consumer that a step failed for good. Its slab is free.
+    """Tell the consumer that a step failed for good. The step's slab is free.
 
-    `worker` is the last worker that died while doing this step or, if no worker is left, the last one that died.
+    `worker` is the last worker that died while doing this step. If the step failed because no worker is left,
+    `worker` is the last worker that died.
     """
 
     seq: int

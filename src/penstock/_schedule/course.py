@@ -5,8 +5,8 @@
            OUT, READY --redo--> AGAIN --draw--> OUT, in another task
            OUT --forget--> forgotten        any --cancel--> forgotten
 
-A `seq` is the number of a task. Like the scheduler, this module has no clock, lock or buffer. It does not look into
-tasks and outcomes.
+A `seq` is the number of a task. Like the scheduler, this module has no clock, lock or buffer. The code does not
+look into tasks and outcomes.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Course:
         return self._out.pop(seq, None)
 
     def forget_from(self, seq: int) -> None:
-        """Drops the task `seq` and all later tasks, because the run ends before them."""
+        """Drops the task `seq` and all later tasks. The run ends before this task."""
         self._out = {earlier: task for earlier, task in self._out.items() if earlier < seq}
         self.filled = {earlier: outcome for earlier, outcome in self.filled.items() if earlier < seq}
 

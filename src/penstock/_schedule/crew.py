@@ -9,7 +9,8 @@ too many of them is given up.
 
 To shrink, the crew sends one request to leave for each surplus worker. The first idle workers take the requests, so
 it is not known in advance which seats become empty. Until these workers have left, the crew keeps its old size. A
-worker that crashes in the meantime is replaced. Otherwise, a worker that should stay would take the open request.
+worker that crashes in the meantime is replaced. Without a replacement, a worker that should stay would take the
+request that is still open.
 
 Each resize first withdraws the requests that no worker has taken. So a crew that grows again keeps its workers
 instead of hiring new ones.
@@ -55,7 +56,7 @@ class Crew:
             seat += 1
 
     def resize(self, size: int, retained: int, out: list[Command]) -> None:
-        """Hires workers, or asks some to leave. `retained` counts the withdrawn requests to leave."""
+        """Hires workers, or asks some workers to leave. `retained` is the number of withdrawn requests to leave."""
         self.size = size
         self.leaving -= retained
         self.forgive()  # seats that were given up are tried again: the crew may need fewer seats now
@@ -70,7 +71,7 @@ class Crew:
         out.append(Retire(seat))
 
     def lost(self, worker: int, idle: bool) -> int:
-        """Removes a dead worker and returns its seat. A worker that had no step counts as a start-up crash."""
+        """Removes a dead worker and returns its seat. If the worker had no step, counts a start-up crash."""
         seat = self.seats.pop(worker)
         if idle:
             self.losses[seat] = self.losses.get(seat, 0) + 1

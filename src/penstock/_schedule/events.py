@@ -1,14 +1,15 @@
-"""Events, which tell the scheduler what has happened. They are its only input.
+"""Events, which tell the scheduler what has happened. The scheduler has no other input.
 
-A `seq` is the number of a task. Seqs grow over the life of an engine, through all its runs. None is used twice, and
-some are never used. A run is everything that one consumer reads, from `Opened` to `Finish`.
+A `seq` is the number of a task. Seqs grow over the life of an engine, through all its runs. No seq is used
+twice, and some are never used. A run is everything that one consumer reads, from `Opened` to `Finish`.
 
 The scheduler calls a task a step. But a task may be a bundle: several steps of the plan that are done and delivered
 together. The scheduler learns this only if a worker dies. The bundle is then split into single steps, so that a step
 that kills workers does not affect the others.
 
 Events are named tuples, because every batch needs three of them, and a frozen dataclass takes three times as long to
-make. They compare as plain tuples (`Asked() == Cancelled()`), so compare their types too, or their `repr`.
+make. Events compare as plain tuples: `Asked() == Cancelled()` is True. To tell two events apart, also compare
+their types, or compare what `repr` returns.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class WorkerLost(NamedTuple):
 
 
 class WorkerLeft(NamedTuple):
-    """A worker has left, as requested. It has no step, and all its messages have been handled."""
+    """A worker has left, as requested. The worker has no step, and all its messages have been handled."""
 
     worker: int
 

@@ -59,7 +59,7 @@ class EventLog(deque[Event | Command]):
         super().__init__(maxlen=1000)
 
     def about(self, seq: int) -> list[str]:
-        """Returns the entries that mention a step, or a bundle that contains it."""
+        """Returns the entries that mention a step, or a bundle that contains the step."""
         return [repr(entry) for entry in self if _concerns(entry, seq)]
 
     def report(self) -> str:

@@ -9,18 +9,18 @@
 At the end of a measurement, the first of these rules that applies decides:
 
     what was measured                                                        Resize to
-    1  the last Resize was an attempt, and it did not help                   the numbers before it
+    1  the last Resize was an attempt, and it did not help                   the numbers before the attempt
     2  the load has changed, and workers keep all processors busy            as many workers as processors
     3  the caller waits, and needs more workers                              up to twice as many workers (attempt)
     4  the caller waits, although there are enough workers on average        twice as far ahead (attempt)
-    5  the caller does not wait, and needs at most 3/4 of the workers        as many workers as it needs
+    5  the caller does not wait, and needs at most 3/4 of the workers        as many workers as the caller needs
 
 A load is three numbers: the seconds that a worker spends on a step, the seconds that the caller spends on a batch
 without waiting, and the share of the time that the caller waits. The first two give the number of workers needed.
 
 While the load stays the same, the tuner remembers with how many workers the caller had to wait, so that rule 5 does
 not return to that number. It also remembers which attempts failed, so that rules 3 and 4 do not repeat them. So the
-tuner finally rests. A different load wakes the tuner, and makes it forget.
+tuner finally rests. A different load wakes the tuner, and clears what the tuner has remembered.
 
 The tuner has no clock, and does not look at the machine. Its decisions depend only on the intervals that it is given.
 """
@@ -85,8 +85,8 @@ class Interval:
     - `waited`, `worked`: the time that the caller spent inside and outside of `next()`.
     - `caller_cpu`: the time in which the caller used a processor or waited for a processor.
     - `batches`: the number of steps that were handed out. `done`: the number of steps that workers finished.
-    - `busy`: the time in which workers were busy. This time and the next two are summed over all workers.
-    - `cpu`: the time in which workers used a processor. `delayed`: the time in which they waited for a processor.
+    - `busy`: the time in which workers were busy. `busy`, `cpu` and `delayed` are sums over all workers.
+    - `cpu`: the time in which workers used a processor. `delayed`: the time in which workers waited for a processor.
     - `workers`: the number of live workers that have done a step.
     - `memory`: the number of bytes in use, counted in the same way as for the memory limit.
     """
@@ -146,7 +146,7 @@ class Load:
     - `step`: seconds that a worker spends on a step.
     - `turn`: seconds that the caller spends on a batch, without waiting.
     - `waiting`: share of the time that the caller waits.
-    - `compute`: share of the workers' busy time in which they used a processor or waited for one.
+    - `compute`: share of the workers' busy time in which they used or waited for a processor.
     - `cpu`: share of the workers' busy time in which they used a processor.
     """
 
@@ -205,7 +205,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A change that the next measurement will judge. The fields hold the settings and the load before it."""
+    """A change that the next measurement will judge. The fields hold the settings and load from before the change."""
 
     workers: int
     prefetch: int
@@ -215,7 +215,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Limits for the current load: fewer workers than `least` are not enough, more than `most` do not help."""
+    """Limits for the current load: fewer workers than `least` are not enough, and more than `most` do not help."""
 
     least: int = 1
     most: int = 1 << 30
@@ -359,7 +359,7 @@ class Tuner:
         return self._resize(workers, prefetch, reason)
 
     def _failure(self, attempt: Attempt, load: Load) -> str:
-        """Returns why the attempt did not help, or "" if it did."""
+        """Returns why the attempt did not help, or "" if the attempt helped."""
         before, (now, past) = attempt.load, self._named(attempt)
         if attempt.farther or before.need <= attempt.workers:
             if load.waiting <= max(WAITS, _LESS_WAITING * before.waiting):
@@ -374,7 +374,7 @@ class Tuner:
         return ""
 
     def _named(self, attempt: Attempt) -> tuple[str, str]:
-        """Returns the current setting and the one before the attempt, as messages name them."""
+        """Returns texts for messages: the current setting, and the setting before the attempt."""
         if attempt.farther:
             return f"prefetch_factor={self.prefetch_factor}", f"prefetch_factor={attempt.prefetch}"
         return _workers(self.workers), _workers(attempt.workers)
