@@ -1,10 +1,10 @@
-"""The datasets that the methods of `Dataset` return: `map`, `filter`, `select`, `repeat`, `shuffle`, `with_lengths`.
+"""Implements the methods `map`, `filter`, `select`, `repeat`, `shuffle` and `with_lengths` of `Dataset`.
 
-`Subset`, `ConcatDataset` and `StackDataset`, which other methods return, are in `_dataset.py`. `_nested.py` maps
-the keys of a dataset to the keys of the wrapped datasets.
+`Subset`, `ConcatDataset` and `StackDataset` are in `_dataset.py`. `_nested.py` maps the keys of a dataset to the keys
+of the wrapped datasets.
 
-Special methods that a stage forwards (`__getitems__`, `__gather__`, `__foresee__`, `__lengths__`) are properties.
-Such a property raises AttributeError if the wrapped dataset lacks the method.
+Special methods that a dataset forwards to the wrapped dataset (`__getitems__`, `__gather__`, `__foresee__`,
+`__lengths__`) are properties. Such a property raises AttributeError if the wrapped dataset lacks the method.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ if TYPE_CHECKING:
 T_co = TypeVar("T_co", covariant=True)
 
 Survey = Callable[["MappedDataset[Any]", Any, str], NDArray[Any]]
-"""Reads all samples of a dataset of numbers once, and returns them as an array of the given dtype."""
+"""Reads each sample of a dataset of numbers once, and returns the samples as an array of the given dtype."""
 
 _survey: Survey | None = None
 
 
 def survey_by(survey: Survey) -> None:
-    """Sets the `Survey` function. The function uses a loader, and this package cannot import loaders."""
+    """Sets the `Survey` function, which uses a loader. (This package cannot import loaders itself.)"""
     global _survey
     _survey = survey
 
@@ -219,8 +219,8 @@ class SameKeys(Dataset[T_co]):
 class MappedDataset(SameKeys[T_co]):
     """The samples of a dataset, each passed through a function: see `Dataset.map`.
 
-    `called` is the name of the method or argument, for messages. `convert`, if given, converts the results of the
-    function.
+    `called` names the method or argument through which the user gave the function, for messages. `convert`, if given,
+    converts the results of the function.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class MeasuredDataset(SameKeys[T_co]):
         self._lengths = None if callable(lengths) else _checked_lengths(lengths, dataset)
 
     def __lengths__(self) -> NDArray[np.int64]:
-        """Returns the length of each sample as int64. A function given by the user runs only in the first call."""
+        """Returns the length of each sample as int64. If the user gave a function, only the first call runs it."""
         if self._lengths is None:
             assert self._measure is not None
             convert = partial(_length_in, self._called)

@@ -1,8 +1,8 @@
-"""The streams that the methods of `IterableDataset` return: `map`, `filter`, `batch` and `shuffle`.
+"""Implements the methods `map`, `filter`, `batch` and `shuffle` of `IterableDataset`.
 
-Each stage wraps another stream and reads it item by item. The state of a stage includes the state of the wrapped
-stream, so the stage and the wrapped stream can both be resumed exactly. If the wrapped stream has no state, the stage
-has no state. A loader then resumes by reading from the beginning.
+Each method returns a stage: a stream that wraps another stream and reads it item by item. The state of a stage
+includes the state of the wrapped stream, so the stage and the wrapped stream can both be resumed exactly. If the
+wrapped stream has no state, the stage has no state. A loader then resumes by reading from the beginning.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class WrappedStream(IterableDataset[T_co]):
         return found or Mark(0, {})
 
     def begin_with(self, end: Mark) -> None:
-        """Makes the next pass follow the pass that ended at `end`."""
+        """Sets the next pass to the epoch that follows the mark `end`."""
         self._next = end.next_epoch()
 
     def finish(self, reading: Reading) -> None:
@@ -91,7 +91,7 @@ def taken_from(reading: Reading) -> Any:
 class StageReader:
     """One pass over a `WrappedStream`. The reader's state is the position in the wrapped stream.
 
-    `mark` is the position where the wrapped stream continues, or None to start at the beginning. `start` is the
+    `mark` is the position from which the wrapped stream is read, or None for its beginning. `start` is the
     position before the first item of this pass.
     """
 
@@ -199,7 +199,7 @@ def applied(fn: Callable[[Any], Any], sample: Any, stage: object) -> Any:
 
 
 class FilteredStream(WrappedStream[T_co]):
-    """The samples of a stream for which a function returns true: see `IterableDataset.filter`.
+    """Those samples of a stream for which a function returns true: see `IterableDataset.filter`.
 
     If the wrapped stream has a `load`, the filter calls it, because the function needs the loaded samples.
     """
@@ -254,8 +254,8 @@ class BatchedStream(WrappedStream[Any]):
 class ShuffledStream(WrappedStream[T_co]):
     """A stream whose samples are shuffled in groups of `buffer` samples: see `IterableDataset.shuffle`.
 
-    In a loader with penstock's semantics, the order depends on `seed` and on the loader's seed and epoch. Without
-    such a loader, the order depends on `seed` and on `epoch`, which counts the passes.
+    In a loader with penstock's semantics, the order depends on `seed` and on the loader's seed and epoch. Otherwise,
+    the order depends on `seed` and on `epoch`, which counts the passes.
     """
 
     def __init__(self, dataset: Iterable[Any], buffer: int, seed: int = 0) -> None:
@@ -294,8 +294,7 @@ class ShuffledReader(StageReader):
     the next window is read, so at most `buffer` items are held.
 
     The state is small, because it holds no items. It holds the stream's position at the beginning of the current
-    window, and the number of items of this window that were handed out. After a resume, at most two windows are read
-    again.
+    window, and the number of its items that have been handed out. After a resume, at most two windows are read again.
     """
 
     # Rejected: exchanging each item for a random one in the buffer. An item could then stay in the buffer for ever,

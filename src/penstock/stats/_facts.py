@@ -76,7 +76,7 @@ class Facts:
 
     @cached_property
     def begun(self) -> float:
-        """The seconds of start-up spent in `iter()`, which do not count as waiting."""
+        """The start-up time in seconds that was spent in `iter()`. It does not count as waiting."""
         first = self.stats.first_batch or FirstBatch()
         return first.start * self._starts(self.period)
 
@@ -194,7 +194,7 @@ class Facts:
 
     @property
     def only_wants_cpu(self) -> bool:
-        """True if workers mostly computed or waited for a processor. Other figures may show such workers as idle."""
+        """True if workers mostly computed or waited for a processor, even if other figures show these workers as idle."""
         computed = self.delayed + self._sum("cpu")
         return not self.elsewhere and self.delayed >= 0.25 * self.present and computed >= 0.75 * self.present
 

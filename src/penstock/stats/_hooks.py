@@ -1,7 +1,7 @@
 """Passes the figures of all loaders to the user's functions at regular intervals, and logs a line for each epoch.
 
 A function runs in the thread that reads the loader, inside `next()`. A function that raises an exception is removed
-with a warning, so that figures never break a training run.
+with a warning, so that it cannot break a training run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StatsHook:
         self._threads: set[int] = set()  # the threads that are calling the function now
 
     def call(self, stats: Stats) -> None:
-        """Calls the function. Does nothing in a forked child, or if this thread is inside the function already."""
+        """Calls the function. Does nothing in a forked child, or if this thread is already inside the function."""
         me = get_ident()
         if os.getpid() != self._pid or me in self._threads:
             return
@@ -110,7 +110,7 @@ class Turns:
             self._call(hooks, now, stats())
 
     def epoch_ended(self, now: float, stats: Callable[[], Stats]) -> None:
-        """Passes the result of `stats()` to all hooks, and logs a line. More calls for the same epoch do nothing."""
+        """Passes the result of `stats()` to all hooks, and logs a line. Does nothing if called again for an epoch."""
         logs = _logger_is_on()
         if _hooks or logs:
             figures = stats()

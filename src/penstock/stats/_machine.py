@@ -58,7 +58,7 @@ def _swapped(root: Path, pid: int | str) -> int:
 
 @cache  # because a process rarely moves to another cgroup, and finding its folders takes 1 ms
 def _groups(root: Path, controller: str) -> tuple[str, ...]:
-    """Returns the folders of this process's cgroups and of the ancestors of these cgroups.
+    """Returns the folders of this process's cgroups and of all their ancestors.
 
     `controller` is "cpu" or "memory".
     """

@@ -3,7 +3,7 @@
 Text from the user becomes HTML only through the function `text`.
 
 The labels of a chart are HTML elements beside the SVG, positioned by percentages. Text inside the SVG would be
-stretched, or would be too small to read on a phone. The SVG has 1000 by 100 units, which stretch to any size.
+stretched, or would be too small to read on a phone. The SVG has 1000 by 100 units and is stretched to any size.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def folded(summary: str, inner: str) -> str:
 
 
 def log_scale(limits: Sequence[float], show: Callable[[float], str]) -> list[tuple[float, str]]:
-    """Returns axis labels at powers of ten. `limits` holds the values at the edges of columns of equal width."""
+    """Returns axis labels at powers of ten. `limits` holds the values at the edges of equally wide bars."""
     places = []
     for column, (low, high) in enumerate(pairwise(limits)):
         power = 10.0 ** math.ceil(math.log10(low) - 1e-9)

@@ -36,7 +36,7 @@ def write(stats: Stats, path: str | os.PathLike[str]) -> None:
 
 
 def page(stats: Stats) -> str:
-    """Returns one HTML page of at most 200 KB, which needs no other files and no network."""
+    """Returns an HTML page of at most 200 KB that needs no other files and no network."""
     style, script = (
         files("penstock.stats").joinpath(name).read_text("utf-8") for name in ("report.css", "report.js")
     )

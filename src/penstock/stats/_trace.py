@@ -28,7 +28,7 @@ MOST_BYTES = 1 << 30
 
 
 class Trace:
-    """Writes events to the file `path` as they occur. All times are in nanoseconds of `time.perf_counter_ns`.
+    """Records events in the file `path`. All times are in nanoseconds of `time.perf_counter_ns`.
 
     Events from before the trace was opened are left out. If the disk is full or the file exceeds MOST_BYTES, the
     trace ends with a warning, and the program continues.

@@ -31,7 +31,7 @@ def size(nbytes: float) -> str:
 
 
 def count(value: float) -> str:
-    """Formats a count, such as `1,234,567`. Numbers below 100 have up to three digits, such as `12.5`."""
+    """Formats a count or a rate, such as `1,234,567` or `12.5`. Only numbers below 100 have decimals."""
     return f"{value:,.0f}" if value >= 99.5 or value == int(value) else three(value)
 
 
@@ -43,7 +43,7 @@ def share(value: float) -> str:
 
 
 def three(value: float) -> str:
-    """Formats a number like `1,234`, `123`, `12.3` or `1.23`. Trailing zeros after the decimal point are dropped."""
+    """Formats a number, such as `1,234`, `123`, `12.3` or `1.23`. Trailing zeros of a fraction are dropped."""
     digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
     shown = f"{value:,.{digits}f}"
     return shown.rstrip("0").rstrip(".") if digits else shown

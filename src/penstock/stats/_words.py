@@ -1,4 +1,4 @@
-"""The phrases of a verdict. Each name in braces in a rule's text is replaced by one of these phrases."""
+"""The phrases of a verdict. Each name in braces in a rule's text is replaced with one of these phrases."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def _parts(facts: Facts) -> str:
 
 
 def use_workers(facts: Facts, workers: int) -> str:
-    """Returns the text `num_workers=...`, with a warning if another number of workers gives other random numbers."""
+    """Returns the text `num_workers=...`, with a warning if another number of workers would change the random numbers."""
     if facts.depends_on_workers:
         return f"num_workers={workers} in the next run (without seed=, this changes your samples' random numbers)"
     return f"num_workers={workers}"
 
 
 def _more_workers(facts: Facts, most: int) -> str:
-    """Returns advice on how to use more workers: one additional worker, or several, up to `most` in all."""
+    """Returns advice on how to use more workers: at least one more, and preferably no more than `most` in all."""
     if facts.auto:
         return f'num_workers="auto" has chosen {facts.workers}; raise max_workers= if that is its limit'
     if facts.workers >= facts.most_workers:

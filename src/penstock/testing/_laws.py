@@ -109,7 +109,7 @@ class Stated:
 
 
 class Laws(Stated):
-    """Base class for test suites with laws for backends. Holds settings, and tools for writing laws."""
+    """Base class for test suites of laws for backends, with their settings and with tools for writing laws."""
 
     backend: str = ""
     settings: Mapping[str, Any] = {}
@@ -125,7 +125,7 @@ class Laws(Stated):
             worker.join(10)
 
     def nothing_is_left(self) -> None:
-        """Override to check that no worker, file or memory is left. Called after each law, with loaders closed."""
+        """Override to check that no worker, file or memory is left. Called once the loaders of a law are closed."""
 
     def setup_method(self) -> None:
         self._made = ExitStack()
@@ -243,7 +243,7 @@ def done(backend: Backend, *seqs: int) -> list[Any]:
 
 
 def seqs(found: Sequence[Outcome]) -> list[int]:
-    """Returns the sorted task numbers (`seq`) of these outcomes. A lost worker that had no task counts as -1."""
+    """Returns the sorted task numbers (`seq`) of the outcomes. A lost worker that had no task counts as -1."""
     return sorted(-1 if one.seq is None else one.seq for one in found if not isinstance(one, Left))
 
 

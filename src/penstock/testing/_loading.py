@@ -220,9 +220,9 @@ class LoaderLaws(Laws):
         self._with_losses(Numbers(200), 3, 9, 20, 30, resize=True, **_SHUFFLED)
 
     def _with_losses(self, dataset: Any, *steps: int, resize: bool = False, **given: Any) -> None:
-        """Checks that the batches stay the same if workers are killed at these steps.
+        """Checks that the batches stay the same if a worker is killed at each of the given steps.
 
-        If `resize` is True, the number of workers also changes at these steps.
+        If `resize` is True, the number of workers also changes at each of them.
         """
         self.needs("workers", "loses_workers")
 

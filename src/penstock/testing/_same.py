@@ -150,7 +150,7 @@ def _state(loader: Any) -> Any:
 
 
 def _default_settings(make_loader: Callable[..., Any]) -> list[dict[str, Any]]:
-    """Returns the settings in EVERYWHERE. Leaves out the thread settings if the loader does not support threads."""
+    """Returns the settings in EVERYWHERE, without those for threads if the loader does not support threads."""
     try:
         with _opened(make_loader, {"num_workers": 2, "backend": "thread"}):
             return list(EVERYWHERE)

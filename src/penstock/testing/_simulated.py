@@ -60,7 +60,7 @@ _slept: list[float] = []  # how long each step that is being filled has slept, t
 
 
 def sleep(seconds: float) -> None:
-    """Makes the current step take this many more seconds of virtual time. Call `sleep` from a dataset.
+    """Adds `seconds` of virtual time to the current step. Call `sleep` from a dataset.
 
     Does nothing outside a simulation.
 
@@ -77,7 +77,7 @@ def sleep(seconds: float) -> None:
 
 
 class _PostedTask:
-    """A posted task. `worker` is the id of the worker that has claimed the task, or None before a claim."""
+    """A posted task. `worker` is the id of the worker that has claimed the task, or None if none has."""
 
     worker: int | None = None
     used = 0  # the number of bytes used in its slab
@@ -188,7 +188,7 @@ class SimulatedBackend(Backend):
                 worker.runner.look_up()
 
     def flush(self) -> None:
-        """Lets workers act until `choose` picks "return". Real workers may act at any time, also during `flush`."""
+        """Lets workers act until `choose` picks "return". Real workers may act at any time, even during `flush`."""
         while len(actions := [Action("return"), *self._actions()]) > 1:
             action = self._simulation.chosen(actions)
             if action.kind == "return":
@@ -282,7 +282,7 @@ class SimulatedBackend(Backend):
         return None if task is None else Action("claim", worker.id, task.step)
 
     def _task(self, worker: _SimulatedWorker, kind: str) -> Task | None:
-        """Returns the task that the worker's action concerns, or None. For "fill", returns only the step to fill."""
+        """Returns the task of the worker's action, or None. For "fill", the task contains only the step to fill."""
         if worker.posted is None:
             return self._next_task(worker.seat) if kind == "claim" else None
         return worker.posted.current() if kind == "fill" else worker.posted.task

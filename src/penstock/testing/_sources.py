@@ -167,7 +167,7 @@ class Countdown(IterableDataset[Any]):
 
 
 class Light(Countdown):
-    """A stream of light items, which workers turn into samples with `load`."""
+    """A stream of small items. Workers turn the items into samples with `load`."""
 
     size, times, ballast = 1, 0, b""
 

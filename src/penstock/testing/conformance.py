@@ -35,7 +35,7 @@ __all__ = ["BrokenLaw", "Suite", "check"]
 
 
 class Suite(LoaderLaws, ProtocolLaws):
-    """All laws for backends. Derive from this class, and describe the backend to check with these attributes:
+    """All laws for backends. To check a backend, derive a class that describes it with these attributes and methods:
 
     - `backend`: the registered name. `settings`: additional arguments for every loader.
     - `workers`: the number of workers of each loader (2 by default; 0 checks the plain loop).

@@ -57,7 +57,7 @@ _SMALL = 64  # bytes of a piece; pieces are small so that a read of too many byt
 
 
 class Suite(Stated):
-    """All laws for formats. Derive from this class, and describe the format to check with these attributes:
+    """All laws for formats. To check a format, derive a class that describes it with these attributes and methods:
 
     - `make(paths, **files)`: makes a dataset. This is usually the format's class. `files` are the keyword arguments
       of `FileOptions`.
@@ -276,9 +276,9 @@ def check(
 ) -> list[str]:
     """Checks all laws, and returns those that were skipped, each with its reason.
 
-    Raises `BrokenLaw` if a law is broken. `make(paths, **files)` makes a dataset. `paths` are the paths of files in
-    the format. The folder of the files is copied, so it should be small and contain nothing else. If `only` is given,
-    only the laws whose names contain this text are checked. All other arguments set attributes of `Suite`.
+    Raises `BrokenLaw` if a law is broken. `make(paths, **files)` makes a dataset. `paths` names files in the
+    format. The folder that contains them is copied, so it should be small and contain nothing else. If `only` is
+    given, only the laws whose names contain this text are checked. All other arguments set attributes of `Suite`.
     """
     given = [Path(path).absolute() for path in paths]
 
@@ -295,7 +295,7 @@ def _same(found: Any, expected: Any, where: str) -> None:
 
 
 def _steps(n: int) -> Iterator[list[int]]:
-    """Yields lists of keys: all in order, all in random order, and short random lists with repeats."""
+    """Yields lists of keys: all keys in order, all keys in random order, and short random lists with repeats."""
     drawn = random.Random(0)
     yield list(range(n))
     yield drawn.sample(range(n), n)

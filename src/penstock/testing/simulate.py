@@ -157,7 +157,7 @@ class Simulation:
     - `now`: the virtual time.
     - `history`: all actions so far.
     - `choices`: all numbers that `choose` has returned. `replay(choices)` repeats the simulation.
-    - `open`: the backends that were not closed.
+    - `open`: the backends that have not been closed.
 
     >>> import penstock
     >>> with Simulation(seeded(1)) as simulation:  # or `simulate.workers(...)`

@@ -1,4 +1,4 @@
-"""Samplers whose keys penstock plans, for frameworks that read, wrap or divide a torch loader's sampler."""
+"""Samplers that yield keys planned by penstock, for frameworks that read, wrap or divide a torch loader's sampler."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import penstock
 
 
 class Planned:
-    """A sampler of the keys that a penstock loader with these settings would read.
+    """A sampler that yields the keys that a penstock loader with the given settings would read.
 
     Each pass yields the keys of the next epoch, unless `set_epoch` has chosen another epoch. The torch loader plans
     its batches itself and does not read this sampler. It passes the sampler to torch's constructor, so that

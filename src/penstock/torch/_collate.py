@@ -1,8 +1,8 @@
 """torch's default_collate, with tensors written directly into the slab (the shared memory of the batch).
 
 As in torch, containers are taken apart, and the type of a column's first element decides which rule collates the
-column. Only the rules that copy data are replaced. If the result might differ from torch's, our rule returns None,
-and torch's own rule collates the column or raises an error.
+column. Only the rules that copy data are replaced. If the result might differ from torch's, penstock's rule returns
+None, and torch's own rule collates the column or raises an error.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def explained(samples: Any) -> Any:
 
 
 def explain(error: Exception, samples: Any) -> None:
-    """Adds a note that says which field and rows do not fit together. penstock's own collate makes the note."""
+    """Adds a note to the error, from penstock's own collate: which field and rows do not fit together."""
     try:
         penstock.collate.default_collate(samples)
     except CollateError as found:
@@ -159,7 +159,7 @@ def _apply(rule: Callable[..., Any], empty: Empty, alone: bool, batch: Any, coll
 
 
 def _converted(batch: Any, into: FieldMemory) -> torch.Tensor | None:
-    """Converts a column to its field's dtype while writing it. Returns None if torch's result might differ."""
+    """Writes a column, converted to its field's dtype. Returns None if torch's result might differ."""
     first, kinds = batch[0], set(map(type, batch))
     if kinds == {torch.Tensor} and set(map(attrgetter("dtype"), batch)) <= NATIVE.keys():
         if any(each.requires_grad or each.layout is not torch.strided for each in batch):

@@ -215,7 +215,7 @@ def core_of(loader: Any) -> Core:
 
 
 def _fits(core: Core, settings: dict[str, Any]) -> bool:
-    """True if the core has these settings. The number of workers may differ: another thread may be setting it."""
+    """True if the core has these settings. The number of workers may differ while another thread is changing it."""
     if core.given == settings:
         return True
     # A thread that sets `num_workers` changes the core before the loader. Another thread may look in between.
@@ -259,7 +259,7 @@ def _passed(workers: int) -> list[str]:
 
 
 def _order(loader: Any) -> dict[str, Any]:
-    """Returns penstock's arguments for the loader's order. torch's usual samplers are replaced by `shuffle=`."""
+    """Returns penstock's arguments for the loader's order. torch's usual samplers are replaced with `shuffle=`."""
     batched, batch_sampler = private.is_batched(loader), loader.batch_sampler
     if isinstance(batch_sampler, TokenBatches):
         return batch_sampler.order

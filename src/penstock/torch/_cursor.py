@@ -1,7 +1,7 @@
 """The position of an iterator with torch's semantics, saved as plain data that is checked before use.
 
 The data includes the states of the random generators that the epoch's order was drawn from. Nothing in the data is
-evaluated or unpickled. The state of a user's own dataset or sampler may hold any other data.
+evaluated or unpickled. Only the state of a user's own dataset or sampler may contain other objects.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class Cursor:
                 self._reading.prepare(mark)
 
     def begin(self, work: Callable[[], object], iterator: Any = None, *, sampler: bool = True) -> None:
-        """Calls `work`, torch's code that draws the base seed of `iterator`, calls `iter(sampler)`, or does both.
+        """Calls `work`: torch's code for the base seed of `iterator`, for `iter(sampler)`, or for both.
 
         `work` may draw random numbers. If a loaded state was taken after the original draw, `work` draws the same
         numbers again, and the caller's generators do not advance.

@@ -248,7 +248,7 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
 
 
 def _except(keys: Iterator[Any], first: int, beyond: Collection[int]) -> Iterator[Any]:
-    """Returns the keys of the steps from `first` on. Skips the steps in `beyond`, which were handed out already."""
+    """Returns the keys of the steps from `first` on, without those in `beyond`, which have been handed out."""
     steps = zip(count(first), keys, strict=False)  # not a generator, which an exception of the sampler would end
     return map(itemgetter(1), filter(lambda step: step[0] not in beyond, steps))
 

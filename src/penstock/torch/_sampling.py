@@ -39,10 +39,10 @@ def sampler_of(loader: Any) -> Any:
 
 
 class Sampling:
-    """One pass over the sampler, from the first step that was not handed out yet.
+    """One pass over the sampler, from the first step that has not yet been handed out.
 
     A sampler with a state starts from the mark in `progress`, which comes from a resume state or from the end of the
-    last epoch.
+    previous epoch.
     """
 
     def __init__(self, loader: Any, progress: Progress) -> None:
@@ -92,7 +92,7 @@ class Sampling:
 
     @property
     def draws_from(self) -> set[str]:
-        """The names of the global generators that the sampler may still use. Empty after the keys were drawn."""
+        """The names of the global generators that the sampler may still use. Empty once the keys have been drawn."""
         if self.origin is not None or type(self.sampler) in (list, tuple, range):
             return set()
         if not self._is_torchs:
@@ -114,13 +114,13 @@ class Sampling:
         return self._marks.pop(step, None)
 
     def restore(self) -> None:
-        """Restores the state that the sampler had when the last epoch ended. Random generators keep their states."""
+        """Restores the state that the sampler had when the previous epoch ended. Random generators are unchanged."""
         mark = opened(self._progress.begin.mark)
         if mark is not None and not mark.at_end and mark.kept:
             with_loan(TemporaryStates({}, self.generators), self._reading.prepare, mark)
 
     def prepare(self) -> None:
-        """Saves the random states before torch calls `iter()` on the sampler. This call may draw random numbers."""
+        """Saves the random states. Must be called before `iter(sampler)`, because that may draw random numbers."""
         if not self._batched and not self._is_torchs:
             self._before = take_states()
             self._given = [each.get_state() for each in self.generators]
@@ -195,7 +195,7 @@ class Sampling:
         return self._marked()
 
     def _has_drawn(self, begun: Iterator[Any]) -> bool:
-        """True if `iter()` on the sampler may already have drawn random numbers. Only samplers of users do so."""
+        """True if `iter(sampler)` may already have drawn random numbers. Only users' own samplers do so."""
         return not (self._batched or self._is_torchs or inspect.isgenerator(begun))
 
     def _steps(self, keys: Iterator[Any]) -> Iterator[Any]:
@@ -341,7 +341,7 @@ def text_of(state: Any) -> str:
 
 
 def tensor_of(text: str) -> torch.Tensor:
-    """Converts a result of `text_of` back to a tensor. A damaged text may raise any type of exception."""
+    """Converts a result of `text_of` back to a tensor. May raise any type of exception if the text is damaged."""
     return torch.frombuffer(bytearray(b64decode(text, validate=True)), dtype=torch.uint8)
 
 
@@ -383,7 +383,7 @@ def take_states(names: Iterable[str] = _GLOBALS) -> dict[str, Any]:
 
 
 def parse_states(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Decodes states from `take_states` for `TemporaryStates`. A damaged state may raise any type of exception."""
+    """Decodes states from `take_states` for `TemporaryStates`. May raise any exception if a state is damaged."""
     states = {name: kind.parse(plain[name]) for name, kind in _GLOBALS.items() if name in plain}
     with_loan(TemporaryStates(states), bool)  # raises if one is damaged
     return states
@@ -447,7 +447,7 @@ class Ahead:
         return with_loan(_Continued(self), work, *args)
 
     def steps(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """Returns `steps`. Reading the first step draws the order, and uses the random states of this object."""
+        """Returns an iterator over `steps`. The first step draws the order from the random states of this object."""
         return map(partial(self._next, steps), count())
 
     def _next(self, steps: Iterator[Any], number: int) -> Any:

@@ -62,7 +62,7 @@ class Replica:
         self._gather = TensorGather(job, seeded=False, late=True) if gathers else None
 
     def begin(self, seat: int, *, alone: bool) -> None:
-        """Seeds the generators once for all tasks, as torch does, so random numbers depend on earlier tasks."""
+        """Seeds the generators once per worker, as torch does. Random numbers thus depend on earlier tasks."""
         job = self._job
         self._seat = seat
         self._resumed = self._all_resumed[seat] if self._all_resumed else None
