@@ -38,7 +38,7 @@ class Source:
 
 
 class _AtWork(threading.local):
-    """Each thread's current `Source`, or None in a thread that a dataset has started: `rng()` raises there."""
+    """Each thread's current `Source`. In threads that a dataset has started, it is None, and `rng()` raises."""
 
     source: Source | None = None
 
@@ -48,7 +48,7 @@ at_work = _AtWork()
 
 @contextmanager
 def among(rows: Sequence[int], n: int) -> Iterator[None]:
-    """Inside the `with` block, restricts a step with `n` rows to `rows`: see `penstock.each`."""
+    """Inside the `with` block, `each()` treats `rows` as the only rows of the step, which has `n` rows in total."""
     source = at_work.source
     if source is None:
         yield

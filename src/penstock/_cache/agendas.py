@@ -7,7 +7,7 @@ A piece is a byte range of a remote file that is cached as a whole. An agenda fi
 
 Rows are sorted by key. A key is the first half of a piece's digest, read as an integer. Positions count the samples
 of all ranks and epochs. Each agenda is written by a scout, a background thread of the loader. The scout keeps the
-position up to date, and holds a lock on the file until the scout ends.
+position up to date, and holds a lock on the file for as long as the scout runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock._system.interrupts import acquire, interrupts_deferred
 
 SUFFIX = ".penstock-agenda"
 FAR = np.iinfo(np.int64).max // 2
-"""The distance, in samples, of a piece that no loader will need."""
+"""The distance to the next use, in samples, if a piece will not be used again."""
 
 _HEAD = struct.Struct("<8sqq")
 _MAGIC = b"pnstagnd"
@@ -45,8 +45,8 @@ class Agenda(NamedTuple):
     def distances(self, ahead: int = 0) -> NDArray[np.int64]:
         """Returns the distance of each use from the loader's position, in samples.
 
-        A use that ends within the next `ahead` samples has the distance FAR. Any other use that begins before the end
-        of these samples has the distance `ahead`.
+        A use that ends within the next `ahead` samples has the distance FAR. All other distances are at least
+        `ahead`.
         """
         rows, at = self.rows, self.position + ahead
         coming: NDArray[np.int64] = np.maximum(rows["first"], at) - self.position
@@ -79,7 +79,7 @@ class Needs:
                 self._rows.append((agenda, begins, at, theirs[begins][at] == self._keys))
 
     def after(self, ahead: int) -> NDArray[np.int64]:
-        """For each piece, returns the smallest distance of its uses (see `Agenda.distances`), or FAR without uses."""
+        """Returns the smallest distance of each piece (see `Agenda.distances`), or FAR for a piece without uses."""
         needs = np.full(len(self._keys), FAR, np.int64)
         for agenda, begins, at, known in self._rows:
             nearest = np.minimum.reduceat(agenda.distances(ahead), begins)
@@ -118,7 +118,10 @@ class Publisher:
         self._locks: list[ByteLock] = []  # on the published file; a list, so that an interrupt loses none
 
     def publish(self, agenda: Agenda) -> None:
-        """Replaces the agenda file. The caller must hold the folder's lock, which protects the temporary file."""
+        """Replaces the agenda file.
+
+        The caller must hold the folder's lock. Otherwise, another process could delete the unfinished new file.
+        """
         draft = f"{self._path}.draft"
         lock = ByteLock(partial(trust.make_file, draft, self._group), 0)
         try:

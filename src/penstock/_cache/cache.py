@@ -32,11 +32,11 @@ _LOOKED_AT = 4
 
 
 class _TooLarge(OSError):
-    """The error for a piece that is larger than the cache's size limit."""
+    """Raised if a piece is larger than the cache's size limit."""
 
 
 class _MadePiece(NamedTuple):
-    """The bytes of a piece. If storing the piece in the folder failed, `refused` is the error, otherwise None."""
+    """The bytes of a piece. `refused` is the error if the piece could not be stored in the folder, otherwise None."""
 
     buffers: list[memoryview]
     refused: OSError | None = None
@@ -45,9 +45,9 @@ class _MadePiece(NamedTuple):
 class Cache:
     """Keeps up to `limit` bytes of file pieces in a folder (on disk or in /dev/shm) for all processes on a machine.
 
-    If a process dies, the kernel releases its locks. An incomplete piece is never used. Only this user and, if
-    `shared` is True, the members of the folder's group have access. Raises Untrusted if anyone else (except root)
-    could write to the folder.
+    If a process dies, the kernel releases its locks. An incomplete piece is never used. Only the current user and, if
+    `shared` is True, the members of the folder's group have access. Raises Untrusted if anyone else (except root) can
+    write to the folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str], limit: int, shared: bool = False) -> None:
@@ -98,7 +98,10 @@ class Cache:
         return found
 
     def mapped(self, name: str) -> memoryview | None:
-        """Returns a piece if this process has mapped it, otherwise None. Each call returns the same object."""
+        """Returns a piece if this process has mapped it, otherwise None.
+
+        While the piece stays mapped, each call returns the same object.
+        """
         return self._mapped.get(name)
 
     def fetch(self, name: str, make: MakePiece) -> bool:

@@ -1,7 +1,7 @@
 """Decides which decoded blocks of a table stay in shared memory, based on the claims of all loaders on the machine.
 
-A block that any loader claims is never dropped. So programs and ranks at different positions, or with different
-orders, never drop each other's blocks.
+A block that any loader claims is never dropped. So programs and ranks that are at different positions, or read
+the samples in different orders, never drop each other's blocks.
 """
 
 from __future__ import annotations

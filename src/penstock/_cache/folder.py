@@ -2,7 +2,7 @@
 
 The folder contains these files; files with other names are not touched:
 
-    penstock-cache               total size of all pieces; locks on its bytes guard the folder and the pieces
+    penstock-cache               total size of all pieces; locks on bytes of this file guard the folder and the pieces
     <digest>.penstock-piece      a piece: see `pieces`
     <digest>-<random>.penstock-part   a piece that is being written by the process that holds the piece's lock
     <name>.penstock-agenda       the pieces that a loader will need: see `agendas`
@@ -40,7 +40,7 @@ _FEW = 1000
 
 
 class FolderTotals(NamedTuple):
-    """The total size of all pieces in bytes, and a counter of evicted pieces, which may start at any number."""
+    """The total size of all pieces in bytes, and a counter of evictions, which starts at random."""
 
     total: int
     evicted: int
@@ -65,7 +65,10 @@ class FolderListing(NamedTuple):
         return sum(about.size for about in self.pieces.values())
 
     def ranked(self, digest: str) -> Iterator[tuple[str, int, bool]]:
-        """Yields (digest, size, is_spare) in eviction order. Spare pieces are needed later than piece `digest`."""
+        """Yields (digest, size, is_spare) for each piece, in eviction order.
+
+        `digest` is the digest of a new piece, which needs room. Spare pieces are needed later than the new piece.
+        """
         digests = list(self.pieces)
         keys, sizes, times = zip(*self.pieces.values(), strict=True) if digests else ((), (), ())
         order, spare = ranking(keys, times, self.agendas, key_of(digest))
@@ -101,7 +104,7 @@ class FreeSpace:
         return over <= 0
 
     def add(self, digest: str, nbytes: int) -> None:
-        """Counts a piece as already in the folder while the piece is still being fetched."""
+        """Counts a piece that is still being fetched as if it were already in the folder."""
         self._listed.pieces.setdefault(digest, PieceFileInfo(key_of(digest), nbytes + pieces.EXTRA, 0))
 
 
@@ -231,6 +234,6 @@ def _note(fd: int, noted: FolderTotals, *, is_changing: bool) -> None:
 
 @cache
 def _boot() -> bytes:
-    """Returns the id of the current boot. Totals from earlier boots are ignored: a power failure may damage them."""
+    """Returns the id of the current boot. Older totals are ignored: a power failure may have damaged them."""
     with open("/proc/sys/kernel/random/boot_id", "rb") as file:
         return file.read(36)

@@ -55,8 +55,8 @@ class ByteLock:
     """A lock on one byte of the file that `opened()` opens. Each object is used once, usually through `with_loan`.
 
     The byte may lie beyond the end of the file, so one file can hold up to 2**62 locks. The lock belongs to a file
-    descriptor (`F_OFD_SETLK`), so it also works between threads. A forked child closes its copy of the descriptor.
-    Otherwise the child could keep the lock after the parent has died.
+    descriptor (`F_OFD_SETLK`), so it also works between threads. A forked child closes its copy of the descriptor,
+    so that the child does not keep the lock after the parent has died.
 
     Without `patience`, `begin` does not wait. With `patience`, `begin` waits up to `trust.WAIT` seconds, or up to
     `trust.LONGEST` seconds if `long` is True and the lock's holder is running. F_OFD_SETLKW is not used, because it
@@ -76,7 +76,7 @@ class ByteLock:
         return self._fds[0]
 
     def begin(self) -> None:
-        """Opens the file and takes the lock. Raises LockError if one of these steps fails."""
+        """Opens the file and takes the lock. Raises LockError if either fails."""
         try:
             self._fds.append(open_alone(self._opened))
             self._take()
@@ -100,7 +100,7 @@ class ByteLock:
             time.sleep(max(_LEAST_PAUSE, min(waited / _SHARE, _MOST_PAUSE)))
 
     def _look(self, patience: LockPatience, waited: float) -> None:
-        """Raises TimeoutError after the time limit, or if the holder is suspended or is not a penstock process."""
+        """Raises TimeoutError if the time is up, or if the holder is suspended or is not a penstock process."""
         holders = [*_holders(self.fd, self._byte)]
         if waited < trust.LONGEST and self._long and all(one.may_work for one in holders):
             return
@@ -139,7 +139,7 @@ class _Holder(NamedTuple):
 
 
 def _holders(fd: int, byte: int) -> Iterator[_Holder]:
-    """Yields this user's processes that hold the lock on this byte, except processes that `/proc` hides."""
+    """Yields the current user's processes that hold the lock on this byte and that `/proc` does not hide."""
     file = os.fstat(fd)
     for pid in trust.processes(os.geteuid()):
         with suppress(OSError):  # the process has ended, or is hidden from us
@@ -151,7 +151,7 @@ def _holders(fd: int, byte: int) -> Iterator[_Holder]:
 
 
 def _locks_of(process: str, number: str, file: os.stat_result) -> list[tuple[str, str, str]]:
-    """Returns (kind, first byte, last byte) of each lock that a process holds on `file` by descriptor `number`."""
+    """Returns (kind, first byte, last byte) of each lock on `file` that a process holds through one descriptor."""
     with suppress(OSError):  # the descriptor was closed
         if os.path.samestat(os.stat(f"{process}/fd/{number}"), file):
             return _LOCK_OF_FILE.findall(_text(f"{process}/fdinfo/{number}"))

@@ -4,9 +4,9 @@ A piece within the next `near` bytes is fetched as soon as there is room, or as 
 pieces that are needed later. Such evictions may cause additional downloads, but workers need not wait for near
 pieces.
 
-A piece that is further ahead must not cause additional downloads. If room must be made for this piece, its fetch
-waits until the best piece to evict is needed later than this piece (the conservative strategy of Cao, Felten, Karlin
-and Li, 1995). With `near=0`, the total number of downloads is the smallest possible (Belady).
+A piece that is further ahead must not cause additional downloads. If there is no room for this piece, the piece is
+not fetched until the best candidate for eviction is a piece that is needed even later (the conservative strategy of
+Cao, Felten, Karlin and Li, 1995). With `near=0`, the total number of downloads is the smallest possible (Belady).
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Lookout:
             self._rows += len(keys)
 
     def look(self, most: int, coming: Mapping[str, int], failed: Collection[str]) -> list[WantedPiece]:
-        """Returns up to `most` pieces to fetch now, the most urgent first. Stops at the first piece without room."""
+        """Returns up to `most` pieces to fetch now, the most urgent first. Stops at the first that does not fit."""
         found: list[WantedPiece] = []
         space, ahead = None, 0
         evicted = self.cache.evicted

@@ -20,7 +20,7 @@ class _Kept(Generic[T]):
 
 
 class LruCache(Generic[K, T]):
-    """A cache of up to `most` bytes that drops the least recently used values, but always keeps at least one value.
+    """Caches up to `most` bytes. Drops the least recently used values, but always keeps at least one value.
 
     If several threads request a missing value, one thread reads the value and the others wait.
     A forked child inherits the values.
@@ -62,7 +62,7 @@ class LruCache(Generic[K, T]):
         return kept.value
 
     def get(self, number: K, read: Callable[[K], tuple[T, int]]) -> T:
-        """Returns a value. If the value is not cached, calls `read(number)`, which returns (value, size in bytes)."""
+        """Returns the value of a key. If it is not cached, calls `read`, which returns (value, size in bytes)."""
         value = self.found(number)
         if value is not None:
             return value

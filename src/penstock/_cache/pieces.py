@@ -1,9 +1,10 @@
 """The file format of a cached piece: the piece's bytes, followed by their length and a checksum.
 
     the bytes
-    magic (8 bytes), length (8), checksum of the bytes (4), CRC-32 of the piece's digest and the 20 bytes before (4)
+    magic (8 bytes), length (8), checksum of the bytes (4)
+    CRC-32 (4) of the piece's digest and the previous line
 
-The bytes come first, so that they are aligned to a page. A truncated or damaged file is detected and never used.
+The bytes come first, so that they are page-aligned. A truncated or damaged file is detected and never used.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ def write_all(fd: int, view: memoryview) -> None:
 def checksum(view: memoryview) -> int:
     """Returns a hash of sums of 8-byte words. CRC-32 would take three to seven times as long.
 
-    One sum per page reveals missing or swapped pages. One sum per word offset, over all pages, reveals damage within
-    a page. Speed matters, because each process checks every piece that it maps (at 14 GB per second of CPU time).
+    A sum for each page reveals missing or swapped pages. A sum for each position within a page, taken over all pages,
+    reveals damage within a page. Speed matters, because each process checks every piece that it maps (at 14 GB per
+    second of CPU time).
     """
     count = len(view) // (8 * _WORDS)
     pages = np.frombuffer(view, np.uint64, count * _WORDS).reshape(count, _WORDS)

@@ -1,20 +1,19 @@
-"""Decoded blocks, shared by all processes on a machine, so that only one of them has to decode each block.
+"""Decoded blocks, shared by all processes on a machine, so that each block is decoded by only one process.
 
-A process that reads a table with a loader opens an *inventory*. The inventory lists the decoded blocks, with the
-process that holds each block. For each loader, the inventory contains a *claim*: a list of the blocks that the loader
-needs. The inventory is a memfd (shared memory without a path). Other processes find this memfd among the descriptors
-of the process that opened the inventory (see `_measure/page.py`). Each block is a memfd of the process that decoded
-the block; other processes open and map the block's memfd. An inventory contains:
+A process that reads a table with a loader opens an *inventory*. The inventory lists the decoded blocks, and
+names the process that holds each block. For each loader, the inventory contains a *claim*: a list of the blocks that
+the loader needs. The inventory is a memfd (shared memory without a path). Other processes find this memfd among the
+descriptors of the process that opened the inventory (see `_measure/page.py`). Each block is a memfd of the process
+that decoded the block; other processes open and map the block's memfd. An inventory contains:
 
     magic (8 bytes), time when the inventory was opened, number of rows, number of decoded blocks (8 bytes each)
-    rows: block, process id, file descriptor, inode, size, number of the decoded block (8 bytes each; a free row has
-          process id 0). There are only as many rows as were ever in use at the same time, because every reader reads
-          all rows.
+    rows: block, process id, file descriptor, inode, size, sequence number among the decoded blocks (8 bytes each; a
+          free row has process id 0). A row is added only if no row is free, because every reader reads all rows.
     claims, after the space for 4,096 rows: bytes to keep (-1 if the loader reads block by block), number of
           needed blocks, needed blocks (8 bytes each). A claim has space for 4,096 needed blocks.
 
 A process accepts only memfds that belong to its own user (see `_system/trust.py`), because any user can create a
-memfd with the same name. An inventory never shrinks. A complete block is sealed, so that no process can change or
+memfd with any name. An inventory never shrinks. A complete block is sealed, so that no process can change or
 truncate the block. Because no memfd has a path, nothing can be left behind. If a process dies, the next process that
 needs one of the dead process's blocks decodes this block again.
 
@@ -123,7 +122,7 @@ class Inventory:
                 lock.end()
 
     def _used(self) -> int:
-        """Returns the descriptor of the oldest inventory, used by all processes. Raises OSError after `close`."""
+        """Returns the descriptor of the oldest inventory, which all processes use. Raises OSError after `close`."""
         found = _first_inventory(self._name) if self._first is None else None
         with interrupts_deferred(), descriptors.no_fork():
             if self._fd != -1:
@@ -187,7 +186,7 @@ class Shared:
             return None
 
     def _warn(self, error: OSError) -> None:
-        """Warns, only once, if another program has held a lock for too long."""
+        """Warns once if another program has held a lock for too long."""
         if error.errno == errno.ETIMEDOUT and not self._is_warned:
             self._is_warned = True
             warn_caller(
@@ -376,7 +375,7 @@ def _first_inventory(name: str) -> int | None:
 
 
 def _inventories(name: str) -> Iterator[tuple[int | None, str]]:
-    """Yields (opening time, path) of each inventory with this name. The time is None if not written yet."""
+    """Yields (opening time, path) of each inventory with this name. The time is None until it is written."""
     for _, path in memfds(os.geteuid(), name):
         with suppress(OSError):  # the process has ended, or the memfd is no inventory of this user
             yield _opened_at(path, name), path

@@ -35,7 +35,7 @@ Blocked = tuple[Forecast, NDArray[np.int64]]
 
 
 def uses(sources: Sequence[Blocked]) -> Uses:
-    """Returns when each block is used in this epoch and the next. Blocks are numbered across all `sources`."""
+    """Returns the uses of all blocks in this epoch and the next. Blocks are numbered across all `sources`."""
     forecast = sources[0][0].root.snapshot()
     position = forecast.position
     if not any(size for _, _, size in islice(forecast.epochs(), 2)):

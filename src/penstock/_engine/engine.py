@@ -174,7 +174,7 @@ class Engine(EngineLifetime):
             self._open(run)
 
     def take_back(self) -> bool:
-        """Takes the engine from its iterator if the last batch was handed out. Otherwise, returns False."""
+        """Takes the engine from its iterator if the last batch has been handed out. Otherwise, returns False."""
         taken: list[bool] = []
         self.held(partial(self._take_back, taken), wait=False)
         return bool(taken)
@@ -482,7 +482,7 @@ class Engine(EngineLifetime):
         self._answer = self._unwrap()
 
     def _unwrap(self) -> StepResult:
-        """Removes the next step from the delivered task, and returns its result."""
+        """Removes the next step from the delivered task. Returns the result of the step."""
         task, outcome = self._course.ready.popleft()
         if outcome.mark is not None:
             task = task._replace(mark=outcome.mark)
@@ -500,7 +500,7 @@ class Engine(EngineLifetime):
         return data if self._receive is None else self._receive(data, outcome.root)
 
     def _receive_early(self) -> None:
-        """Converts the next finished batches ahead of time, so that an accelerator has their data early."""
+        """Converts the next finished batches ahead of time, so that their data reaches an accelerator early."""
         course, left = self._course, self._early
         for at in range(min(left, len(course.ready))):
             task, outcome = course.ready[at]

@@ -1,4 +1,4 @@
-"""The lifetime of an engine. One thread at a time uses the engine, and any thread may end it at any moment."""
+"""The lifetime of an engine. One thread at a time may use the engine. Any thread may end it at any moment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EngineLifetime:
 
     @property
     def closed(self) -> bool:
-        """True if the workers were stopped, or will be stopped as soon as no thread uses the engine."""
+        """True if the workers have been stopped, or will be stopped as soon as no thread uses the engine."""
         return bool(self._turn.ended_by)
 
     def is_ours(self) -> bool:

@@ -43,7 +43,7 @@ register_at_fork(after_in_child=_be_another_process)
 class Turn:
     """The right to use an engine, held by one thread at a time.
 
-    `ended_by` is the reason why the engine has ended or is about to end, or "" if neither is the case.
+    `ended_by` says why the engine has ended or is about to end. Until then, it is "".
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """A feed obtains the samples for a loader. The loader chooses a feed once, and no other code depends on the choice.
 
-A feed makes runs. A run is one epoch that is being read. The steps of a run are drawn one after another.
+A feed makes runs. A run draws the steps of one epoch, one after another.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Run:
         bundled = isinstance(keys, Draw) and keys.batched
         self._take = keys.take if bundled else None  # type: ignore[attr-defined]
         self.begins_later = at.steps > 0
-        """True if the epoch is resumed after its first step."""
+        """True if the run does not begin at the start of the epoch."""
         self._step = at.steps
         self._skip = set() if repeats else set(at.beyond)
         self._reading = read_from

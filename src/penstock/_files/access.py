@@ -147,7 +147,7 @@ def _nearest(path: Path) -> Path:
 
 
 def _size_for(folder: Path) -> int:
-    """Returns the default size limit of the cache: half of the disk space that is free or used by the cache.
+    """Returns the default size limit of the cache: half of the disk space that is either free or taken by the cache.
 
     The limit is at least 1 GB and at most 100 GB.
     """

@@ -28,7 +28,7 @@ class Identity(NamedTuple):
 
 
 def fingerprint(files: Iterable[tuple[str, int, object]]) -> str:
-    """Returns a short text that is the same for all copies of the files, even if their times and ETags differ."""
+    """Returns a short string that is the same for all copies of the files, even if their times and ETags differ."""
     listed = [(path.rpartition("/")[2], size, check) for path, size, check in files]
     digest = hashlib.sha256(repr(listed).encode()).hexdigest()[:16]
     what = "1 file" if len(listed) == 1 else f"{len(listed):,} files"

@@ -108,8 +108,8 @@ class Index(Mapping[str, NDArray[Any]]):
 def cached(file: AnyFile, kind: str, make: MakeIndex, elsewhere: OtherIndexes | None = None) -> Index:
     """Returns a file's stored index, otherwise its index from `elsewhere`, otherwise a new one from `make(file)`.
 
-    A new index is stored if possible. `kind` is the kind of index with a version, such as "tar-1". The version must
-    change whenever `make` changes. `make` must be a module-level function, because `make` is pickled.
+    A new index is stored if possible. `kind` names the kind of index and its version, such as "tar-1". The version
+    must change whenever `make` changes. `make` must be a module-level function, because `make` is pickled.
     """
     kept = _loaded(file, kind, make)
     if kept is None and elsewhere is not None and (arrays := elsewhere.arrays(file)) is not None:
@@ -148,7 +148,7 @@ def _made_each(files: Sequence[AnyFile], kind: str, make: MakeIndex) -> Iterator
 
 
 class _Making(Dataset[dict[str, NDArray[Any]]]):
-    """A dataset whose workers make indexes. Sample i is the index of file i, or {} if the index is stored on disk."""
+    """A dataset that makes indexes. Sample i is the index of file i, or {} if the index has been stored on disk."""
 
     def __init__(self, files: Sequence[AnyFile], kind: str, make: MakeIndex) -> None:
         self._files, self._kind, self._make = files, kind, make
@@ -266,7 +266,7 @@ class _IndexBeside(NamedTuple):
 
 
 class _InCache(NamedTuple):
-    """An index in the cache folder. The owner is this user or, if `is_shared` is True, the folder's group."""
+    """An index in the cache folder. The index belongs to the user or, if `is_shared` is True, the folder's group."""
 
     path: Path
     is_shared: bool

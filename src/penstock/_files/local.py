@@ -123,7 +123,7 @@ class File(AnyFile):
     __slots__ = ("__weakref__", "_descriptor")
 
     def __init__(self, path: str, known: tuple[int, int] | None = None) -> None:
-        """`known` is (size, modification time) if the object is unpickled. If `known` is None, both are looked up."""
+        """`known` is (size, modification time), for unpickling. If `known` is None, both are looked up."""
         if known is None:
             found = os.stat(path)
             if not stat.S_ISREG(found.st_mode):
@@ -163,7 +163,7 @@ class File(AnyFile):
         return map(self.read, starts, lengths)
 
     def map(self) -> NDArray[np.uint8]:
-        """Maps the file, read-only. If a program truncates the file, reading past the new end kills this process."""
+        """Maps the file read-only. If a program truncates the file, reading past the new end kills this process."""
         from penstock._files.mapping import mapped
 
         return mapped([self])[0][: self.size]
@@ -234,7 +234,7 @@ class _FileObject(io.RawIOBase):
 
 
 class Descriptor:
-    """A file descriptor that is closed when this object is freed. Reading threads keep a reference to the object."""
+    """A file descriptor that is closed when this object is freed. A thread keeps a reference to it while reading."""
 
     __slots__ = ("number",)
 

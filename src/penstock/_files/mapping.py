@@ -1,7 +1,7 @@
 """Maps several files into one range of addresses, without keeping their descriptors open.
 
-Python's `mmap` keeps a duplicate of the descriptor for as long as the map exists, so that 10,000 files would need
-10,000 descriptors. Here, Python's `mmap` only reserves and frees the range, and `mmap(2)` maps the files into it.
+Python's `mmap` keeps a duplicate of the descriptor for as long as the map exists, so 10,000 files would need
+10,000 descriptors. Here, Python's `mmap` only reserves and frees the range. `mmap(2)` maps the files into the range.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def map_file(file: File, address: int) -> None:
 
 
 def map_again(memory: memoryview, address: int) -> bool:
-    """Maps the file behind `memory` a second time, even if the file was deleted. Returns False if mapping fails."""
+    """Maps the file behind `memory` a second time, even if the file is deleted. Returns False if mapping fails."""
     try:
         copy_map(np.ndarray(1, np.uint8, memory).ctypes.data, len(memory), address)
     except OSError:

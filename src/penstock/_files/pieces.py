@@ -41,7 +41,10 @@ class Pieces(Protocol):
     def found(self, piece: Piece) -> memoryview | None: ...
 
     def mapped(self, piece: Piece) -> memoryview | None:
-        """Returns a piece that is mapped from a file, or None. While a piece stays mapped, its object is the same."""
+        """Returns a piece that is mapped from a file, or None.
+
+        While the piece stays mapped, each call returns the same object.
+        """
 
 
 class PiecesInMemory:

@@ -42,7 +42,7 @@ class RemoteFile(AnyFile):
         self._digest = self._identity.digest
         self.pieces = pieces if self._identity.lasts else pieces.passing
         self.edges = edges
-        """Offset of each piece, followed by the size of the file. If `edges` is None, pieces have 8 MB."""
+        """Offset of each piece, followed by the size of the file. If `edges` is None, each piece has 8 MB."""
         self._remote, self._stored = remote, stored
 
     @property

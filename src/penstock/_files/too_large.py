@@ -1,4 +1,4 @@
-"""Checks the decoded size of a sample, if its file states the size, before memory is allocated."""
+"""Checks the decoded size of a sample before memory is allocated, provided that the file states the size."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ class FieldCast:
         return None
 
     def target(self, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
-        """Returns the dtype that an array of this dtype is converted to, or None if it stays unchanged."""
+        """Returns the dtype that an array of this dtype is converted to, or None if the array stays unchanged."""
         return self._targets[dtype]
 
     def _target(self, dtype: np.dtype[Any]) -> np.dtype[Any] | None:

@@ -1,7 +1,8 @@
 """Collates the samples of one step. Each array of the batch is written once, directly into the slab.
 
-A batch is filled column by column. A column has the values of one field in all samples. If the values are arrays,
-their classes, dtypes and shapes are checked without a Python loop, and one call to `np.concatenate` copies all rows.
+A batch is filled column by column. A column consists of one field's values from all samples. If the values are
+arrays, their classes, dtypes and shapes are checked without a Python loop, and one call to `np.concatenate` copies
+all rows.
 """
 
 from __future__ import annotations

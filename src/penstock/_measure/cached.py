@@ -18,7 +18,7 @@ _SILENT = 600.0  # seconds between two warnings about the same store; requests r
 class OngoingOutage(NamedTuple):
     """A store that does not answer.
 
-    `store` is the store's name with the failure. `since` is a `perf_counter_ns()` time.
+    `store` names the store and the failure. `since` is a `perf_counter_ns()` time.
     """
 
     store: str

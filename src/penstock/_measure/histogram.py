@@ -26,7 +26,7 @@ def bounds(at: int) -> tuple[float, float]:
 
 
 def quantile(counts: Sequence[int], share: float) -> float:
-    """Returns a quantile in seconds. A quantile in the first bucket, or of no durations at all, is 0.0."""
+    """Returns a quantile in seconds, or 0.0 if there are no durations or the quantile is in the first bucket."""
     wanted, passed = share * sum(counts), 0
     for at, count in enumerate(counts):
         passed += count

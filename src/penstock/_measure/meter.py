@@ -189,7 +189,7 @@ class Meter:
                     self._adding.release()
 
     def snapshot(self, live: list[Gauges], open_answers: Sequence[Answer] = ()) -> MeterSnapshot:
-        """Returns a copy of all counters. `open_answers`: measurements of tasks still being handed out."""
+        """Returns a copy of all counters. `open_answers` are the measurements of tasks still being handed out."""
         state, kept = None, self._kept
         while state is not self._state:
             state = self._state

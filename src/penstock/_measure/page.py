@@ -53,8 +53,8 @@ class _OpenPage(NamedTuple):
 _pages: dict[int, _OpenPage] = {}
 """The pages of this process, by the `id()` of their publishers.
 
-An entry can be removed at any point in the program, because deallocating an `mmap.mmap` unmaps its memory and closes
-its file descriptor entirely in C code.
+A finalizer may safely remove an entry at any moment: deallocating an `mmap.mmap` unmaps its memory and closes its
+file descriptor entirely in C code.
 """
 
 

@@ -1,8 +1,8 @@
 """The forms of containers. A form says how the containers of one class are taken apart and rebuilt.
 
 `FORMS` covers dataclasses, namedtuples, and other classes derived from Mapping, list or tuple. Instances of these
-other classes are rebuilt by calling the class with the items. An instance for which this call does not make an equal
-object is not taken apart. `EXACT_FORMS` covers only classes whose forms rebuild an object from the same parts as
+other classes are rebuilt by calling the class with the items. If this call does not make an equal object, the
+instance is not taken apart. `EXACT_FORMS` covers only classes whose forms rebuild an object from the same parts as
 pickle does, so that the object arrives in another process as if the object had been pickled.
 """
 
@@ -27,7 +27,7 @@ _V = TypeVar("_V")
 
 
 class MemoTable(dict[_K, _V]):
-    """A dict that computes missing values, and is cleared when full, to limit its size."""
+    """A dict that computes missing values. To limit its size, it is cleared when it is full."""
 
     def __init__(self, make: Callable[[_K], _V], most: int = TABLE_LIMIT) -> None:
         self._make = make
@@ -183,7 +183,7 @@ FORMS: MemoTable[type, Form | None] = MemoTable(_form)
 
 
 class Attributes:
-    """A marker before the keys of an object: rebuild the object from its attributes, as pickle does."""
+    """Precedes the keys of an object that must be rebuilt from its attributes, as pickle would do."""
 
 
 def _open_attributes(node: Any) -> tuple[Hashable, Sequence[Any]] | None:
@@ -205,7 +205,7 @@ _ATTRIBUTES = Form(_open_attributes, _close_attributes)
 
 
 class Items:
-    """A marker before the keys of a dict subclass: rebuild the dict from its items, without calling `__init__`."""
+    """Precedes the keys of a dict subclass instance that must be rebuilt without calling `__init__`."""
 
 
 def _close_items(kind: type, keys: tuple[Any, ...], values: list[Any]) -> Any:
