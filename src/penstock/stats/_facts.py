@@ -194,7 +194,7 @@ class Facts:
 
     @property
     def only_wants_cpu(self) -> bool:
-        """True if workers mostly computed or waited for a processor, even if other figures show these workers as idle."""
+        """True if workers mostly computed or waited for a processor, even if other figures show workers as idle."""
         computed = self.delayed + self._sum("cpu")
         return not self.elsewhere and self.delayed >= 0.25 * self.present and computed >= 0.75 * self.present
 

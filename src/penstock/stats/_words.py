@@ -49,7 +49,7 @@ def _parts(facts: Facts) -> str:
 
 
 def use_workers(facts: Facts, workers: int) -> str:
-    """Returns the text `num_workers=...`, with a warning if another number of workers would change the random numbers."""
+    """Returns the text `num_workers=...`, with a warning if changing the number changes the random numbers."""
     if facts.depends_on_workers:
         return f"num_workers={workers} in the next run (without seed=, this changes your samples' random numbers)"
     return f"num_workers={workers}"
