@@ -184,7 +184,7 @@ _NO_BLOCKS = "the order is torch's, which knows no blocks."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The settings of a loader, with all defaults filled in. A test compares the fields with the signatures."""
+    """The settings of a loader, with all defaults filled in."""
 
     batch_size: int | None = _option(
         1,
@@ -368,7 +368,7 @@ class Options:
 
     @property
     def context(self) -> Any:
-        """The value of the backend's own argument, such as `multiprocessing_context`."""
+        """The value of the argument that the backend declares, such as `multiprocessing_context`, or None."""
         return backends.registered(self.backend).given_in(self.for_backends)
 
     @property
@@ -424,7 +424,7 @@ def _check_seed(given: dict[str, Any]) -> None:
 
 
 def _backend(given: dict[str, Any]) -> str:
-    """Returns the name of the given backend. Without one: `PROCESS` if a start method is given, else `DEFAULT`."""
+    """Returns the name of the backend. If none is given: `PROCESS` if a start method is given, else `DEFAULT`."""
     method = given["for_backends"].get(backends.registered(backends.PROCESS).argument)
     return given["backend"] or (backends.DEFAULT if method is None else backends.PROCESS)
 
@@ -636,7 +636,7 @@ def is_order(sampler: Any) -> bool:
 
 
 def _check_lengths(is_stream: bool, given: dict[str, Any]) -> None:
-    """Checks the settings about lengths. Makes `pad` and the loader agree on `buckets` and `max_length`."""
+    """Checks the settings that concern lengths. Makes `pad` and the loader agree on `buckets` and `max_length`."""
     tokens, balance, pad = given["batch_tokens"], given["balance"], padding_of(given["collate_fn"])
     for name in ("max_length", "batch_multiple", "buckets", "lengths", "accumulate"):
         value, default = given[name], OPTIONS[name].default

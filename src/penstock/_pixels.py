@@ -106,9 +106,9 @@ class Jpeg:
         return upright[:, :, 0] if self._color == "gray" else upright, shrink
 
     def decode(self, rows: int, shrink: int, color: Color, scratch: GetScratch) -> Pixels:
-        """Decodes as `pixels` does, but always returns three axes, and does not turn the image upright.
+        """Works like `pixels`, but returns only the pixels, always with three axes and not turned upright.
 
-        Raises ValueError if the file was cut off or cannot be decoded.
+        Raises ValueError if the file is truncated or cannot be decoded.
         """
         data: bytes | bytearray = self.data
         height, width = self.stored

@@ -166,7 +166,7 @@ class Display(Protocol):
 
 
 class Screen:
-    """The bars that are currently shown, outermost first. Nested loops and threads may show several bars."""
+    """The bars that are currently shown, outermost first. Nested loops or several threads can show more than one."""
 
     def __init__(self) -> None:
         self.display: Display | None = None

@@ -1,9 +1,9 @@
 """Guests: libraries other than numpy, such as torch, whose arrays a batch may contain.
 
-The core does not import any guest, and mentions guests only in `GUESTS`. A class belongs to a guest if its module, or
-the module of one of its base classes, is inside the guest's package. When such a class is first seen, the penstock
-module listed in `GUESTS` is imported. That module's `GUEST` object decides how leaves of the class are stored in a
-slab, pickled, converted, copied and pinned.
+The core does not import any guest, and mentions guests only in `GUESTS`. A class belongs to a guest if the class or
+one of its base classes is defined in the guest's package. When such a class is first seen, the penstock module listed
+in `GUESTS` is imported. That module's `GUEST` object decides how leaves of the class are stored in a slab, pickled,
+converted, copied and pinned.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ RANKS: dict[str, Callable[[Any], tuple[int, int] | None]] = {
     "ray.train": _ranks_in_ray,
     "jax._src.distributed": _ranks_in_jax,
 }
-"""Maps module names to functions that take the module and return (rank, number of ranks).
+"""Maps the name of a module to a function that takes the module and returns (rank, number of ranks).
 
-A function returns None or raises an exception if the module has not assigned ranks.
+The function returns None or raises an exception if the module has not assigned ranks.
 """
 
 
@@ -56,9 +56,9 @@ def ranks_of_libraries() -> tuple[int, int] | None:
 
 
 MakeLeaf = Callable[[tuple[int, ...], Any, Any, int], Any]
-"""A function that makes a leaf as a view, as `np.ndarray` does.
+"""A function that makes a leaf as a view of a byte array, for example `np.ndarray`.
 
-The arguments are a shape, a dtype, a byte array, and an offset into the byte array. Layouts pickle the function by
+The arguments are a shape, a dtype, the byte array, and an offset into the byte array. Layouts pickle the function by
 name, so it must be defined at module level. The receiving process imports the function's module.
 """
 
@@ -69,7 +69,7 @@ Spot = tuple[MakeLeaf, tuple[int, ...], Any, int]
 class LateLeaves(NamedTuple):
     """A batch of numpy arrays. When the caller opens the batch, `make` replaces the arrays with a guest's leaves.
 
-    So workers handle only numpy arrays, and no objects of the guest.
+    So workers never handle objects of the guest.
     """
 
     batch: Any
@@ -77,7 +77,7 @@ class LateLeaves(NamedTuple):
 
 
 Reduce = Callable[[Any], Any]
-"""A function like `__reduce_ex__(5)`. Returns NotImplemented for pickle's default. May use PickleBuffers."""
+"""A function like `__reduce_ex__(5)`. May use PickleBuffers. Returns NotImplemented to let pickle use its default."""
 
 
 class Handler(NamedTuple):
@@ -87,24 +87,24 @@ class Handler(NamedTuple):
     pin: Callable[[Any], Any]
     """Copies a leaf to pinned memory, which an accelerator reads faster than other memory."""
     store: Callable[[Any, Writer], Spot | None] | None = None
-    """Writes a leaf's bytes into the slab. Returns None if the leaf must be pickled instead."""
+    """Writes a leaf's bytes into the slab. Returns the leaf's Spot, or None if the leaf must be pickled instead."""
     cast: Callable[[Any, Any, Any], Any] | None = None
-    """Converts a leaf to the dtype of a `_fill.cast.FieldCast`, in memory that a `_fill.cast.Empty` allocates."""
+    """Converts a leaf to the dtype of a `_fill.cast.FieldCast`. A `_fill.cast.Empty` allocates the result."""
 
 
 class Guest(Protocol):
     """The interface of a guest's `GUEST` object: what penstock must know about a library such as torch."""
 
     reducers: Mapping[type, Reduce]
-    """Maps exact classes to functions that pickle instances of these classes inside other objects of a batch."""
+    """Maps exact classes to functions that pickle instances found inside other objects of a batch."""
 
     def handler(self, kind: type) -> Handler | None:
         """Returns the handler for leaves of this class, or None if the leaves need no handler."""
 
     def shipping(self) -> Mapping[type, Reduce]:
-        """Returns a mapping from exact classes to functions that pickle their instances in a dataset.
+        """Returns a mapping from exact classes to functions that pickle instances found in a dataset.
 
-        A function may remember what it has pickled. So `shipping` is called once for each dataset that is pickled.
+        The functions may remember what they have pickled, so `shipping` is called once for each pickled dataset.
         """
 
     def is_parameters(self, state_dict: Any) -> bool:
@@ -119,7 +119,7 @@ class Guest(Protocol):
 _met: dict[str, Guest] = {}
 
 REDUCERS: dict[type, Reduce] = {}
-"""Maps classes to functions that pickle their instances: numpy arrays, and the classes of guests seen so far."""
+"""Maps the class of numpy arrays, and the classes of guests seen so far, to functions that pickle instances."""
 
 
 def guest_in(module: object) -> Guest | None:
@@ -136,7 +136,7 @@ def guest_in(module: object) -> Guest | None:
 
 
 def guest_of(kind: type) -> str | None:
-    """Returns the name of the guest that a class belongs to, such as "torch". Returns None if there is no guest."""
+    """Returns the name of the guest that a class belongs to, such as "torch". Returns None for any other class."""
     packages = [base.__module__.partition(".")[0] for base in kind.__mro__]
     return next((name for name in packages if name in GUESTS), None)
 
@@ -150,7 +150,7 @@ def all_met() -> bool:
 
 
 def can_pin() -> bool:
-    """True if a guest finds an accelerator. Imports the guests that are installed."""
+    """True if an accelerator is available to any guest. Imports guests that are installed."""
     for name in GUESTS:
         with suppress(ImportError):
             guest = guest_in(name)
@@ -167,7 +167,7 @@ def meet_imported() -> None:
 
 
 def tensor_functions() -> Any:
-    """Returns the penstock module whose functions use torch. Imports torch."""
+    """Returns the module `penstock.torch._arrays`. Imports torch."""
     guest_in("torch")
     return import_module("penstock.torch._arrays")
 
@@ -191,7 +191,7 @@ HANDLERS: Mapping[type, Handler | None] = MemoTable(_handler)
 
 
 class Shipping(dict[type, "Reduce | None"]):
-    """Maps each class in one dataset to the function that pickles its instances, or to None for pickle's default."""
+    """For one dataset: maps each class to a function that pickles its instances, or to None for pickle's default."""
 
     def __init__(self) -> None:
         super().__init__()

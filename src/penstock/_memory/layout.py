@@ -180,11 +180,11 @@ _ATOMS: frozenset[type] = PLAIN | {*np.sctypeDict.values()} - {np.void, np.objec
 
 
 _placeable: set[type] = {*_ATOMS, np.ndarray}
-"""Classes of leaves that do not force a batch to be pickled whole. A guest's class is added when first seen."""
+"""Classes of leaves that a batch may contain without being pickled whole. `_can_be_placed` adds guests' classes."""
 
 
 def _can_be_placed(kind: type) -> bool:
-    """True if leaves of this class do not force a batch to be pickled whole."""
+    """True if a batch may contain leaves of this class without being pickled whole."""
     handler = HANDLERS[kind]
     if handler is not None and handler.store is not None:
         _placeable.add(kind)

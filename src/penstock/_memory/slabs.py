@@ -7,7 +7,7 @@ sparse: pages that were never written take no memory. The file is mapped in exte
 large slab. So one descriptor and few mappings suffice, however many batches the caller keeps. The inline and thread
 backends use private memory, which is divided into extents in the same way.
 
-A weak reference to a plain numpy array shows when memory can be unmapped. A lease is such a weak reference, too, and
+Weak references to plain numpy arrays show when memory can be unmapped. A lease is also such a weak reference, and
 shows when a slab comes back from the caller. A weak reference to a numpy array is safe, because the garbage collector
 does not track numpy arrays: the reference's callback is called when the array is deallocated, and never while a
 finalizer could still bring the array back. For an object that the collector tracks, such as a ctypes array, the
@@ -67,7 +67,7 @@ class Arena:
         self._extents: dict[int, Any] = {}  # by offset; see `mapped`
 
     def root(self, region: Region) -> NDArray[np.uint8]:
-        """Returns a new array over the whole region. Every view of the array keeps it alive."""
+        """Returns a new array over the whole region. Every view keeps the array alive."""
         buffer = self._extents.get(region.extent)
         if buffer is None:
             buffer = self._extents[region.extent] = mapped(self.fd, region.length, region.extent)
@@ -188,11 +188,11 @@ class Leases:
 
     @property
     def matter_at_fork(self) -> bool:
-        """True if a fork must be recorded: slabs in shared memory are on loan, and may be used again later."""
+        """True if a fork must be recorded, because slabs in shared memory are on loan and may be reused later."""
         return self._shared and bool(self._lent)
 
     def give_back(self, slab: int) -> None:
-        """Takes back a slab that was not lent. The next `collect` returns the slab as free."""
+        """Frees a slab that was not lent after all. The next `collect` returns the slab."""
         self._returned.append(slab)
 
     def collect(self) -> list[int]:
@@ -223,7 +223,7 @@ class Leases:
     def inherit(self, fork: forks.Fork | None) -> None:
         """Records a fork.
 
-        If `fork` is None, the child cannot be watched. So the slabs that are on loan at this fork are never reused.
+        If `fork` is None, the child cannot be watched, so the slabs that are on loan at this fork are never reused.
         """
         if fork is None:
             self._lent.clear()
@@ -251,7 +251,7 @@ class Leases:
 _all = LiveObjects[Leases]()
 
 own_fork = threading.local()
-"""`own_fork.now` is True while penstock itself forks a worker. A worker reads no batch on loan."""
+"""`own_fork.now` is True while penstock itself forks a worker. Workers do not read batches on loan."""
 
 _birth = threading.local()
 """`_birth.fork` is the witness (see `forks.py`) of the fork that this thread is about to make."""

@@ -1,11 +1,11 @@
 """Splits a nested structure into a list of leaves, from left to right, and a Spec of how the leaves are nested.
 
-Containers are dict, list, tuple, and all classes that have a form (see `forms.py`). Everything else is a leaf, and so
-is a container that cannot be rebuilt from its parts. A batch for another process is taken apart by `flatten_exactly`.
-This function treats a container as a leaf unless pickle, too, would rebuild the container from its parts.
+Containers are dict, list, tuple, and all classes that have a form (see `forms.py`). Everything else is a leaf,
+including a container that cannot be rebuilt from its parts. A batch for another process is taken apart by
+`flatten_exactly`, which also treats a container as a leaf if pickle would not rebuild the container from these parts.
 
-Specs are kept in a table. So a structure that was seen before costs only one lookup, and comparing two Specs with
-`==` usually compares two pointers.
+Specs are kept in a table, so a known structure costs only one lookup, and comparing two Specs with `==` usually
+compares two pointers.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def flatten(tree: object) -> tuple[list[object], Spec]:
 
 
 def flatten_exactly(tree: object) -> tuple[list[object], Spec] | None:
-    """Works like `flatten`, but takes a container apart only if pickle would save the same parts as `flatten`.
+    """Works like `flatten`, but takes a container apart only if pickle would rebuild it from the same parts.
 
     Returns None if only pickle can preserve the structure: if a container occurs twice, contains itself, or is nested
     deeper than MAX_DEPTH.
@@ -179,7 +179,7 @@ def _walk(
 
 
 def _spec(kind: type, keys: Hashable, children: tuple[Spec | None, ...] | None, size: int) -> Spec:
-    """Returns the Spec for these parts from the table. Creates the Spec if the table does not have one.
+    """Looks up the Spec for these parts in the table, or creates the Spec if the table has none.
 
     Two threads may create equal Specs for the same structure, which does no harm.
     """
@@ -194,7 +194,7 @@ _SPECS: MemoTable[tuple[Any, ...], Spec] = MemoTable(lambda key: Spec(*key))
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """True if two equal `keys` have items of the same types. (1,) and (True,) are equal, but not alike."""
+    """True if the items of two equal `Spec.keys` also have the same types. (1,) and (True,) are not alike."""
     if type(one) is not tuple:
         return True
     return all(map(is_, one, other)) or all(map(is_, map(type, one), map(type, other)))

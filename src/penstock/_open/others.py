@@ -218,9 +218,9 @@ def of_folder(folder: str) -> str | None:
 
 
 def refuse_beside_text(folder: str) -> None:
-    """Raises FormatError if the folder has at least as many images and other known files as text files.
+    """Raises FormatError unless the folder has more text files than images and other known files together.
 
-    A few text files beside other files may be notes, rather than data.
+    A few text files among other files may be notes, rather than data.
     """
     found = _below(folder)
     others = {end: paths for end, paths in found.items() if end in _KNOWN or end in PICTURES}
@@ -235,7 +235,7 @@ def refuse_beside_text(folder: str) -> None:
 
 
 def _below(folder: str) -> dict[str, list[str]]:
-    """Returns the paths of the files below a folder, by suffix. Hidden files are left out."""
+    """Returns the paths of the files below a folder, grouped by suffix. Hidden files are left out."""
     found: dict[str, list[str]] = {}
     for where, names in folders_below(folder):
         for name in names:

@@ -119,7 +119,7 @@ def _folder(folder: str) -> Any:
 
 
 def _paired(files: list[AnyFile]) -> list[AnyFile]:
-    """Replaces each Megatron `.bin` by its `.idx`, and removes files that only accompany other files."""
+    """Replaces each Megatron `.bin` with its `.idx`, and removes files that only accompany other files."""
     by_path = {file.path: file for file in files}
     found: dict[str, AnyFile] = {}
     for file in files:

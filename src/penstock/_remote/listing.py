@@ -2,8 +2,9 @@
 
 S3 lists 1,000 objects per page, and each request needs the last name of the previous page. So a million objects would
 take 1,000 requests, one after another. But a page may start after any name, even if no object has that name. So, if
-the store sorts objects, the names after a page are divided into ranges, which are listed at the same time. After
-`part-000999`, the ranges start at `part-01`, `part-02`, ..., `part-1`, `part-2`, .... Long ranges are divided again.
+the store sorts objects, the names after a page are divided into ranges, which are listed at the same time. For
+example, if a page ends with `part-000999`, the next ranges start at `part-01`, `part-02`, ..., `part-1`, `part-2`,
+and so on. Long ranges are divided again.
 """
 
 from __future__ import annotations

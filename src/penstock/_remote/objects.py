@@ -25,7 +25,7 @@ NO_RANGES = (
     "the server answered with the whole file instead of a part",
     "It cannot serve ranges of bytes, as Python's http.server cannot. Use another server, or copy the file.",
 )
-"""Failure and remedy for a server that does not support range requests."""
+"""The failure and remedy that are reported if a server does not support range requests."""
 
 _PAGE = 1000  # objects; S3 lists no more in one response
 # The reaction to an error depends on its class or, if that says nothing, on the status in its message. The rest of
@@ -200,7 +200,7 @@ def _stored(meta: Any) -> StoredObject:
 
 
 def _failed(error: Exception) -> RequestFailed:
-    """Converts an obstore error. The error's text contains URLs and responses, so only a few words are kept."""
+    """Converts an obstore error to RequestFailed. Keeps few words of its text, which contains URLs and responses."""
     text, kind = str(error), type(error).__name__
     head = text.partition("\n\nDebug source")[0]
     status = _status_of(error)
@@ -223,7 +223,7 @@ def _failed(error: Exception) -> RequestFailed:
 
 
 def _broken(kind: str, head: str, text: str) -> RequestFailed:
-    """Converts an obstore error for a request that got no response from the server."""
+    """Works like `_failed`, for a request that got no response from the server."""
     cause = _CAUSE.search(text)
     why = next(filter(None, cause.groups()), "") if cause else ""
     if "ertificate" in text:

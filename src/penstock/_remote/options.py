@@ -2,8 +2,8 @@
 
 Also accepts the option names of boto3, s3fs, pyarrow, gcsfs and adlfs, and the names of environment variables.
 
-obstore panics on a connection option among the store's options, and on a server's address that is not a URL. This
-module prevents both panics.
+obstore panics if the store's options include a connection option, or if a server's address is not a URL. This module
+prevents both panics.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def has_secrets(root: str, user: str, storage: Mapping[str, Any]) -> bool:
 
 
 class Origin:
-    """A store on one web server. Headers and query are sent only to this server (scheme, host and port)."""
+    """A store on one web server. The headers and the query are sent only to this server (scheme, host and port)."""
 
     def __init__(self, root: str, user: str, storage: Mapping[str, Any]) -> None:
         self._storage = storage

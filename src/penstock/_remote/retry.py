@@ -79,4 +79,4 @@ The limits let a training run survive an outage of a few minutes.
 """
 
 FINDING = Patience(seconds=20.0)
-"""Retry limits for the first request to a store. The limits are short: a misspelt host looks like an outage."""
+"""Retry limits for the first request to a store. The limits are low, because a misspelt host looks like an outage."""

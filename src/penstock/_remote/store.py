@@ -1,4 +1,4 @@
-"""Access to remote stores, with retries. A store can still be used after the process was forked."""
+"""Access to remote stores, with retries. A store remains usable after a fork."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Remote:
     """The store behind a URL. Each process opens its own connections, because threads do not survive a fork."""
 
     def __init__(self, root: str, user: str, storage: Storage, places: str | None = None) -> None:
-        """`places` is a result of `_places`.
+        """`places` is the result of an earlier call to `_places`.
 
         A pickled copy keeps the same `places`, even in a process with other environment variables.
         """
@@ -131,7 +131,7 @@ class Remote:
 
     @property
     def sorts(self) -> bool:
-        """True if the store lists objects in key order and can start at any key. S3's directory buckets cannot."""
+        """True if the store lists objects in key order, from any key on. S3's directory buckets do not."""
         return scheme_of(self._root) in ("s3", "s3a", "gs") and not self._root.endswith("--x-s3")
 
     def below(self, folder: str, deep: bool, after: str = "", pause: Pause = time.sleep) -> Iterator[Page]:
@@ -159,7 +159,7 @@ class Remote:
             after = page.objects[-1].key if page.objects else after
 
     def display_url(self, key: str) -> str:
-        """Returns the URL of an object as messages show it: without secrets, even if the URL is malformed."""
+        """Returns the URL of an object for messages: without secrets, even if the URL is malformed."""
         return redacted(f"{self._root.partition('/?')[0]}/{key}")
 
     def path(self, key: str) -> str:
@@ -265,7 +265,7 @@ def _error(failed: RequestFailed, text: str) -> RemoteError:
 
 
 def _places(scheme: str, storage: Mapping[str, Any]) -> str:
-    """Returns, as a string, the options and variables that determine a URL's server, account or bucket."""
+    """Returns a string of the options and environment variables that determine the server, account or bucket."""
     found = [(_ACCOUNT, os.environ[_ACCOUNT])] if scheme.startswith("a") and _ACCOUNT in os.environ else []
     within: list[Mapping[str, Any]] = [storage]
     for options in within:  # grows: options may be nested, as in client_kwargs

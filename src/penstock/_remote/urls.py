@@ -123,7 +123,7 @@ def check_host(url: str) -> None:
 
 
 def redacted(url: str) -> str:
-    """Returns a URL as messages show it: without user, password and query.
+    """Returns a URL for messages: without user, password and query.
 
     `url` may also be a path, because the user may have mistyped a URL. If it is unclear where the password ends,
     everything up to the last @ is hidden. So two URLs may have the same result. (`faithful` gives unique results.)
@@ -148,7 +148,7 @@ def redacted(url: str) -> str:
 
 
 def _unlike_url(text: str) -> str:
-    """Returns a path as messages show it. If the path may be a mistyped URL, any possible secret is hidden."""
+    """Returns a path for messages. If the path may be a mistyped URL, any possible secret is hidden."""
     plain = unquote(unquote("".join(text.split())))
     mark = _MARK.search(plain)
     if mark is None:
@@ -179,7 +179,7 @@ def suspicious(rest: str) -> list[str]:
 
 
 def local(path: str, reader: str) -> str:
-    """Returns the path. For a missing file whose path looks like a URL, raises an error that hides the password."""
+    """Returns `path`. If the file is missing and `path` looks like a URL, raises an error that hides the password."""
     if redacted(path) != path and not os.path.exists(path):
         raise FileNotFoundError(
             f"{reader}: there is no local file {redacted(path)!r}. It looks like a URL: copy the file to a disk."

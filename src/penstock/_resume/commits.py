@@ -74,7 +74,7 @@ class Commits(Progress):
     # Called by any thread.
 
     def commit(self, step: int) -> bool:
-        """Commits an open step. Returns False for a committed step. Raises KeyError for an unknown step."""
+        """Commits an open step. Returns False if the step was already committed. Raises KeyError if it is unknown."""
         with interrupts_deferred(), self._lock:
             if step in self._open:
                 super().passed(step, self._open[step])

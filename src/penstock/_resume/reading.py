@@ -17,7 +17,9 @@ T = TypeVar("T")
 
 
 class Mark(NamedTuple):
-    """A position in an iterable, after `read` batches. `states` has the states of the iterable and of its iterator.
+    """A position in an iterable.
+
+    `read` is the number of batches before the position. `states` has the states of the iterable and of its iterator.
 
     At the end of an epoch, `states` is None, and `kept` has the states from which the next epoch starts. The mark at
     the beginning of the next epoch has the same `kept`, and its `states` is empty. If `kept` has the key "fresh", the
@@ -72,8 +74,8 @@ def by_next(items: Iterator[Any]) -> Iterator[Any]:
 class Reading:
     """One pass over an iterable. Before `open` is called, or if `open` fails, the pass has no items.
 
-    `read` counts the batches read so far. `gave` is True if the epoch has had any items. Items before a resume
-    count, too.
+    `read` counts the batches read so far. `gave` is True if the epoch has had any items or errors, including those
+    before a resume.
     """
 
     def __init__(self, source: Iterable[Any]) -> None:
@@ -96,10 +98,10 @@ class Reading:
 
     @property
     def has_begun_state(self) -> bool:
-        """True if a state that is taken before the first item already belongs to this pass.
+        """True if the iterator has a state: this state belongs to the pass even before the first item is read.
 
-        Only an iterator's state does so. The iterable's state may belong to the previous pass until the first item is
-        read, for example if `__iter__` is a generator function.
+        At that time, the iterable's own state may still belong to the previous pass, for example if `__iter__` is a
+        generator function.
         """
         return "iterator" in self._stateful and not self.ended
 
@@ -117,7 +119,7 @@ class Reading:
         return mark is not None
 
     def prepare(self, mark: Mark) -> None:
-        """Restores the iterable's state before `iter()` is called. A mark at the end of an epoch restores nothing."""
+        """Restores the iterable's state, before `iter()` is called. At the end of an epoch, restores nothing."""
         self.read, self.ended = mark.read, mark.at_end
         if mark.states is None:
             self._kept = mark.kept
@@ -145,7 +147,7 @@ class Reading:
         self._stateful = {name: part for name, part in parts.items() if has_state(part)}
 
     def take(self, size: int, through: Callable[[Iterator[Any]], Iterator[Any]] = iter) -> list[Any]:
-        """Reads the next batch: `size` items, or fewer at the end. `through` may wrap the iterator in a timer."""
+        """Reads the next batch: `size` items, or fewer at the end. `through` may wrap the iterator to time it."""
         self.read += 1  # even if this raises, because the error then takes the place of the batch
         if self._items is None:
             self.open()
@@ -201,7 +203,7 @@ class Reading:
                 self._passed = self.read - 1, error
 
     def raise_last_error(self, since: int) -> None:
-        """Raises the exception that ended the iterable in a skipped batch, if that batch has index `since` or later.
+        """Raises the exception that ended the iterable, if it came from a skipped batch with index `since` or later.
 
         Such a batch belongs to another rank. If only the other rank raised the exception, the epoch would end on this
         rank without an error.
@@ -225,12 +227,12 @@ class Reading:
     def end(self) -> Mark | None:
         """Ends the pass. Returns the mark at which the next epoch starts, or None if there is no such mark.
 
-        There is no mark in each of these cases:
+        There is no mark in any of these cases:
 
         - `end` was called before.
         - Neither the iterable nor its iterator has a state.
         - An exception ended the epoch.
-        - The epoch had no items. An epoch that starts from a mark must have items, but the next epoch may be empty.
+        - The epoch had no items. A mark would require the next epoch to have items.
         """
         self._broken = self._broken or self._raised
         try:
@@ -255,8 +257,8 @@ class Reading:
 def initial(source: Any, *, is_fresh: bool) -> bytes | None:
     """Returns a pickled mark for the start of the next epoch, or None if the iterable's state cannot be used.
 
-    `is_fresh` is True if no epoch has begun yet. Otherwise, the iterable's state may be in the middle of an epoch
-    that was left early. An iterable that is its own iterator continues from this state, so the state is used. Any
+    `is_fresh` is True if no epoch has begun yet. Otherwise, the iterable's state may be a position inside an epoch
+    that was left early. An iterable that is its own iterator continues from this position, so the state is used. Any
     other iterable starts over, so its state is not used.
     """
     if not has_state(source) or not (is_fresh or hasattr(type(source), "__next__")):

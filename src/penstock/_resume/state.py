@@ -34,14 +34,15 @@ ANEW = "Take another checkpoint, or restart the epoch without a state."
 
 
 class State(NamedTuple):
-    """A resume state: the first `steps` steps of the epoch, and the steps in `beyond`, were handed out.
+    """A resume state: which steps of an epoch were handed out, and where to continue.
 
-    - `consumed`: the place in the order that all ranks reached with these steps (see `ComputedPlan.consumed`), or
-      None if the epoch can only continue with the same number of ranks.
-    - `mark`: the position of a sampler or stream that has a state. The position may be earlier than the last of
-      these steps. The mark stays pickled until it is needed.
+    - `steps`: the number of steps handed out before the first gap. `beyond`: the steps handed out after the gap.
+    - `consumed`: how far all ranks together came in the order before the gap (see `ComputedPlan.consumed`). None if
+      the epoch can only continue with the same number of ranks.
+    - `mark`: the position of a sampler or stream that has a state. The position may be earlier than the last step
+      handed out. The mark stays pickled until it is needed.
     - `dataset`: the state of a dataset with keys.
-    - `about`: a description of the loader. A loader that would have different steps refuses the state.
+    - `about`: a description of the loader. A loader whose steps would be different refuses the state.
     - `later`: the states of later epochs that began before all batches of this epoch were committed.
     - `dealt`: the values that `steps` and `consumed` had when the number of ranks changed in this epoch. None if the
       number has not changed.
@@ -78,7 +79,7 @@ class State(NamedTuple):
 
     @classmethod
     def parse(cls, value: object) -> State:
-        """Converts a dict from `as_dict`, even after a JSON round trip. Raises StateError for any other value."""
+        """Restores a State from the result of `as_dict`, even after JSON. Raises StateError for any other value."""
         if not isinstance(value, Mapping):
             raise StateError(
                 f"A resume state is the dict that state_dict() returned, not a {type(value).__name__}. If it was "
@@ -122,7 +123,7 @@ class State(NamedTuple):
         return found._replace(later=found._later(value))
 
     def _later(self, value: Mapping[str, Any]) -> tuple[State, ...]:
-        """Returns the states of later epochs. All have the same seed and `about`, but their own `_LATER` fields."""
+        """Returns the states of later epochs. They share seed and `about`, and have their own `_LATER` fields."""
         given = value["later"]
         if not isinstance(given, (list, tuple)) or not all(_is_later(each) for each in given):
             raise damaged(f"'later' is {given!r}, not a list of epochs")
@@ -139,8 +140,8 @@ class State(NamedTuple):
     def check(self, about: Mapping[str, Any]) -> None:
         """Raises StateError if the state does not fit a loader with this description.
 
-        With penstock's own orders, the number of ranks may differ. If the number of ranks differs, `batch_size` and
-        `last_batch` may differ, too.
+        With penstock's own orders, the number of ranks may differ. In this case, `batch_size` and `last_batch` may
+        differ, too.
         """
         world = self.about.get("world")
         elsewhere = world != about.get("world")
@@ -182,7 +183,7 @@ class State(NamedTuple):
         )
 
     def dealt_anew(self, plan: Plan | None, world: int) -> State:
-        """Returns this state with `steps` recounted by the plan for `world` ranks, or raises StateError."""
+        """Returns this state with `steps` as the plan counts them. Raises StateError if state and plan disagree."""
         consumed, steps, expected = self.consumed, self.steps, range(self.steps, self.steps + 1)
         elsewhere = self.about.get("world") != world
         if isinstance(plan, ComputedPlan):
@@ -219,7 +220,7 @@ def _of_first_rank(plan: ComputedPlan) -> ComputedPlan:
 
 
 class Progress:
-    """The steps of one epoch that were handed out, and the latest known position of the sampler or stream."""
+    """The steps of one epoch that have been handed out, and the latest known position of the sampler or stream."""
 
     def __init__(self, begin: State, plan: Plan | None) -> None:
         self.epoch = begin.epoch
@@ -277,7 +278,7 @@ class Progress:
 
     @property
     def reached(self) -> int:
-        """The first step that was not handed out."""
+        """The first step that has not been handed out."""
         return self.steps
 
     @property
@@ -287,7 +288,7 @@ class Progress:
 
     @property
     def beyond(self) -> list[int]:
-        """The steps that were handed out although an earlier step was not handed out."""
+        """The steps that have been handed out although an earlier step has not."""
         return self._now()[1]
 
     def handed_out(self) -> tuple[int, list[int]]:
@@ -308,7 +309,7 @@ class Progress:
 
 
 class Epochs:
-    """The epochs of a loader. If another loader replaces this loader, the new loader takes over this object."""
+    """The epochs of a loader. A loader that replaces this loader takes over this object."""
 
     progress_type: type[Progress] = Progress
 
@@ -342,7 +343,7 @@ class Epochs:
 
     @property
     def later(self) -> tuple[State, ...]:
-        """The states of the epochs after the next epoch, if a state with such epochs was loaded."""
+        """The states of the epochs after the next epoch, if the loaded state has any."""
         return () if self.loaded is None else self.loaded.later
 
     def check_read(self) -> None:
@@ -445,7 +446,7 @@ def number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
 
 
 def with_later(state: dict[str, Any], later: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the state with the states of later epochs added under the key `later`, if there are later epochs."""
+    """Returns `state` with the dicts in `later`, if there are any, added under the key "later"."""
     parts = [{name: each[name] for name in _LATER} for each in later]
     return {**state, "later": parts} if parts else state
 

@@ -1,4 +1,4 @@
-"""Tracks each step of a plan on its way to the consumer, from drawing to handing out.
+"""Tracks each step of a plan, from drawing the step to handing it out to the consumer.
 
     step   undrawn --draw--> OUT, in a task --fill, deliver--> READY --hand_out--> forgotten
            OUT --split--> OUT, in a task of its own
@@ -102,7 +102,7 @@ class Course:
         self.filled = {earlier: outcome for earlier, outcome in self.filled.items() if earlier < seq}
 
     def redo(self) -> int:
-        """Requeues the steps that were not handed out, and returns their number. Drops the next run's steps."""
+        """Requeues the steps that have not been handed out, and returns their number. Drops the next run's steps."""
         again = [task for task, _ in self.ready]
         again += [step for seq in sorted(self._out) for step in self._out[seq].single()]
         again += self._again

@@ -43,7 +43,7 @@ class Crew:
         return worker in self.seats
 
     def hire(self, out: list[Command]) -> None:
-        """Hires the missing workers for the lowest empty seats that were not given up."""
+        """Hires the missing workers for the lowest empty seats that have not been given up."""
         taken = {*self.seats.values(), *self.given_up()}
         missing = self.size + self.leaving - len(taken)
         seat = 0

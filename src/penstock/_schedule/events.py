@@ -55,7 +55,7 @@ CALLER = -1
 
 
 class StepFilled(NamedTuple):
-    """The result of a step has arrived. For the scheduler, a batch and an error in the user's code are the same."""
+    """The result of a step has arrived. The scheduler does not distinguish batches from errors in the user's code."""
 
     seq: int
     worker: int
@@ -107,7 +107,7 @@ class Resized(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """The dataset has changed. Steps that were not handed out must be done again, with new task numbers."""
+    """The dataset has changed. Steps that have not been handed out must be done again, with new task numbers."""
 
 
 class SlabReturned(NamedTuple):

@@ -100,7 +100,7 @@ class Scheduler:
 
     @property
     def run_is_over(self) -> bool:
-        """True if the whole run was delivered. The answer to the next `Asked` is then `Finish`."""
+        """True if the whole run has been delivered. The answer to the next `Asked` is then `Finish`."""
         if self._bound is None or not (self._drained or self._next_seq >= self._bound):
             return False
         return next(iter(self._steps), self._bound) >= self._bound

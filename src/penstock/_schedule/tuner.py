@@ -10,7 +10,7 @@ At the end of a measurement, the first of these rules that applies decides:
 
     what was measured                                                        Resize to
     1  the last Resize was an attempt, and it did not help                   the numbers before the attempt
-    2  the load has changed, and workers keep all processors busy            as many workers as processors
+    2  the load has changed, the caller waits, and all processors are busy   as many workers as processors
     3  the caller waits, and needs more workers                              up to twice as many workers (attempt)
     4  the caller waits, although there are enough workers on average        twice as far ahead (attempt)
     5  the caller does not wait, and needs at most 3/4 of the workers        as many workers as the caller needs
@@ -18,9 +18,9 @@ At the end of a measurement, the first of these rules that applies decides:
 A load is three numbers: the seconds that a worker spends on a step, the seconds that the caller spends on a batch
 without waiting, and the share of the time that the caller waits. The first two give the number of workers needed.
 
-While the load stays the same, the tuner remembers with how many workers the caller had to wait, so that rule 5 does
-not return to that number. It also remembers which attempts failed, so that rules 3 and 4 do not repeat them. So the
-tuner finally rests. A different load wakes the tuner, and clears what the tuner has remembered.
+While the load stays the same, the tuner remembers which numbers of workers made the caller wait, so that rule 5 does
+not return to them, and which attempts failed, so that rules 3 and 4 do not repeat them. This ensures that the tuner
+eventually rests. When the load changes, the tuner wakes up and forgets both.
 
 The tuner has no clock, and does not look at the machine. Its decisions depend only on the intervals that it is given.
 """
@@ -205,7 +205,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A change that the next measurement will judge. The fields hold the settings and load from before the change."""
+    """A change that the next measurement will judge. The fields hold the settings and the load before the change."""
 
     workers: int
     prefetch: int

@@ -23,7 +23,7 @@ _MOST_UPDATES = 64 << 20
 class Engines:
     """The live engines of a loader.
 
-    One idle engine is kept: the engine of the last epoch, because this engine has the stream's state.
+    One idle engine is kept: the engine of the last epoch, which has the stream's state.
     """
 
     def __init__(self) -> None:

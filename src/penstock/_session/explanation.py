@@ -40,8 +40,8 @@ class SampleSource:
 class ExplainedSample:
     """A sample of a step: its key in the loader's dataset, and where it comes from.
 
-    `sources` has one entry for each document in a packed row, and one entry for any other sample. If the dataset is
-    not given, `sources` is empty. `pad` is True if the sample only fills up the batch (see `Batch.pad`).
+    `sources` has one entry for each document if the sample is a packed row, otherwise a single entry. Without a
+    dataset, `sources` is empty. `pad` is True if the sample only fills up the batch (see `Batch.pad`).
     """
 
     key: Any
@@ -82,7 +82,7 @@ class Explanation:
 
 
 def check_dealt(step: int, epoch: int, first: int) -> None:
-    """Raises ValueError for a step before `first`. The steps before `first` had a different number of ranks."""
+    """Raises ValueError for a step before `first`. The earlier steps were dealt to another number of ranks."""
     if step < first:
         raise ValueError(
             f"The steps before {first} of epoch {epoch} were dealt to another number of ranks, and then the epoch "
