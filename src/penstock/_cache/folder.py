@@ -40,7 +40,7 @@ _FEW = 1000
 
 
 class FolderTotals(NamedTuple):
-    """The total size of all pieces in bytes, and a counter of evictions, which starts at random."""
+    """The total size of all pieces in bytes, and a counter of evictions. The counter starts at a random number."""
 
     total: int
     evicted: int
@@ -67,7 +67,7 @@ class FolderListing(NamedTuple):
     def ranked(self, digest: str) -> Iterator[tuple[str, int, bool]]:
         """Yields (digest, size, is_spare) for each piece, in eviction order.
 
-        `digest` is the digest of a new piece, which needs room. Spare pieces are needed later than the new piece.
+        `digest` names the new piece that needs space. Spare pieces are needed later than the new piece.
         """
         digests = list(self.pieces)
         keys, sizes, times = zip(*self.pieces.values(), strict=True) if digests else ((), (), ())

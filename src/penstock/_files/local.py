@@ -234,7 +234,7 @@ class _FileObject(io.RawIOBase):
 
 
 class Descriptor:
-    """A file descriptor that is closed when this object is freed. A thread keeps a reference to it while reading."""
+    """A file descriptor, closed when this object is freed. Threads keep a reference to the object while they read."""
 
     __slots__ = ("number",)
 
