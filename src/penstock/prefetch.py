@@ -1,4 +1,4 @@
-"""`penstock.prefetch`, which reads batches ahead from any iterable in a thread, into recycled memory."""
+"""`penstock.prefetch` reads batches from any iterable in advance, in a thread, into recycled memory."""
 
 from __future__ import annotations
 
@@ -166,7 +166,10 @@ class Prefetcher:
         return taken
 
     def _take(self) -> Any:
-        """Returns the next batch, END, or a NoBatch with an error. Taking a batch lets the thread read another."""
+        """Returns the next batch, END, or a NoBatch that holds an error.
+
+        When a batch is taken, the thread may read another.
+        """
         if self._gate.stopped and not self._closed:  # this object was in a cycle, and a finalizer brought it back
             self._ended_by = "the garbage collector"
         stopwatch = self._crew.stopwatch

@@ -2,8 +2,8 @@
 
     a record:  its length (8 bytes) | CRC of the length (4) | its content | CRC of the content (4)
 
-Numbers are little-endian. A CRC is a masked CRC-32C. The content is usually a `tf.train.Example`, a protobuf message
-with a map from names to lists of bytes, floats or integers.
+Numbers are little-endian. Both CRCs are masked CRC-32Cs. The content is usually a `tf.train.Example`, a protobuf
+message with a map from names to lists of bytes, floats or integers.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _fields(message: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _values(feature: memoryview, is_list: bool) -> Any:
-    """Returns the values of a feature. A single value is returned without a list, unless `is_list` is True."""
+    """Returns a feature's values or, if there is only one and `is_list` is False, that value itself."""
     found: Any = np.empty(0, np.float32)
     for kind, message in _fields(feature):
         if kind == 1:

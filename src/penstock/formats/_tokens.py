@@ -188,9 +188,9 @@ class _MappedSamples:
     """Samples from files that are memory-mapped into one region of memory.
 
     The region is divided into units of equal size, and each sample begins at the start of a unit. If each sample
-    consists of whole units (usually one), numpy's `take` copies the samples directly to their destination. Other
-    samples usually overlap, and numpy cannot copy them directly. They are copied to a temporary array, and from there
-    to their destination. The second copy is cheap: the data is still in the processor's cache.
+    consists of whole units (usually one), numpy's `take` copies the samples directly to their destination. Otherwise,
+    samples usually overlap, and numpy cannot copy them directly. They are copied to a temporary array, and from
+    there to their destination. The second copy is cheap: the data is still in the processor's cache.
     """
 
     def __init__(self, tokens: Tokens, memory: NDArray[np.uint8], begins: NDArray[np.int64]) -> None:
@@ -221,7 +221,7 @@ class _MappedSamples:
         return self.taken_from(self.starts(rows))
 
     def starts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the index of the unit at which each row's sample begins."""
+        """Returns, for each sample number in `rows`, the index of the unit at which the sample begins."""
         starts = rows if self._step == 1 else rows * self._step
         if len(self._firsts) > 1:
             starts = starts + self._firsts[self._edges.searchsorted(rows, "right") - 1]
@@ -253,7 +253,7 @@ class _MappedSamples:
 
 
 class _PartlyMappedSamples:
-    """Samples from several files, some of them remote. If a batch is not completely mapped, its samples are read."""
+    """Samples from several files, some of them remote. Reads a batch from the files unless all of it is mapped."""
 
     def __init__(self, tokens: Tokens, span: Span) -> None:
         self._span, self._read = span, _ReadSamples(tokens)
@@ -317,7 +317,7 @@ def _checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 
 
 def _header(file: AnyFile, begin: bytes, dtype: np.dtype[Any]) -> int:
-    """Returns the size of a file's header (0 if none). Raises FormatError if the ids cannot have this dtype."""
+    """Returns the size of a file's header, or 0. Raises FormatError if the ids cannot be of type `dtype`."""
     for at, magic, what, remedy in (*_NO_IDS, *_RECORDS * TFRecord.matches(begin)):
         if begin.startswith(magic, at):
             raise FormatError(

@@ -27,7 +27,7 @@ class Box(NamedTuple):
         return 1
 
     def shrunk(self, times: int) -> tuple[Box, tuple[float, float]]:
-        """Scales the box to an image decoded at 1/`times` size. Returns the box, rounded, and its unrounded size."""
+        """Scales the box to an image decoded at 1/`times` size. Returns the rounded box and the exact size."""
         # The exact box begins at the upper left corner of the rounded one; pixels beyond its size may be padding. A
         # box that begins inside a decoded pixel is moved to the pixel's edge: this is harmless, as its position is
         # random.
@@ -58,7 +58,7 @@ def covering(image: Size, crop: Size) -> Size:
 
 
 def crop_box(image: Size, crop: Size, down: float, right: float) -> Box:
-    """Returns the box of a crop, whose position is given by `down` and `right` (at least 0 and less than 1)."""
+    """Returns the box of a crop at the relative position `down`, `right` (each at least 0 and less than 1)."""
     return Box(int(down * (image[0] - crop[0] + 1)), int(right * (image[1] - crop[1] + 1)), *crop)
 
 

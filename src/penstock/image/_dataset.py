@@ -66,7 +66,7 @@ class Images(Dataset[Any]):
         return (image, label) if self.labels else image
 
     def __gather__(self, keys: Any, empty: Empty) -> Any:
-        """Returns the batch that collating the samples would give. `empty(shape, dtype)` allocates the memory."""
+        """Returns the same batch as collating the samples would. `empty(shape, dtype)` allocates the memory."""
         return self._gathered((self.read(key) for key in each(keys)), len(keys), empty)
 
     def _gathered(self, stored: Iterable[StoredImage], count: int, empty: Empty) -> Any:
@@ -287,7 +287,7 @@ def _read_list(file: AnyFile, folder: LocalFolder | RemoteFolder, labels: bool) 
 
 
 def _without_labels(lines: list[str], is_file: Callable[[str], bool]) -> list[str]:
-    """Returns the paths in a listing, without labels. A number at a line's end may be part of a file name."""
+    """Returns the paths in a listing, with any labels removed. A number at a line's end may be part of a path."""
     found = [path if label is not None else "" for path, label in map(_read_line, lines)]
     # Only the first few files are looked up, because a list may have millions of lines.
     if all(found) and not any(map(is_file, lines[:CHECKED])):

@@ -130,7 +130,7 @@ class Files(Sequence[AnyFile]):
 def find_folder(
     root: Path, listing: Path | None, access: Access
 ) -> tuple[LocalFolder | RemoteFolder, AnyFile | None]:
-    """Returns the folder of the images, and the listing or None. `root` may be a listing instead of a folder."""
+    """Returns the images' folder, and the listing (None if there is none). `root` may itself be a listing."""
     text = text_of(root, "ImageFolder")
     if not is_url(text):
         folder = local(text, "ImageFolder")

@@ -60,7 +60,7 @@ class JpegFile:
         return decoded[part.upper : part.lower, part.left : part.right]
 
     def resized(self, part: Excerpt, size: tuple[int, int], resample: Any) -> Pixels | None:
-        """Decodes a part and resizes it, faster than Pillow does.
+        """Decodes and resizes a part of the image, faster than Pillow.
 
         Returns None if pixels must be exact, if `resample` is not supported, or if the file is damaged. A large part
         is decoded at 1/2, 1/4 or 1/8 of its size, but not smaller than `size`.

@@ -186,7 +186,7 @@ def _draw(count: int, name: str) -> list[float]:
 
 
 def _resized(pixels: Pixels, extent: tuple[float, float], to: Size) -> Pixels:
-    """Scales the pixels so that a region of size `extent` gets the size `to`."""
+    """Scales the pixels by the factors that turn the size `extent` into the size `to`."""
     # Bilinear interpolation uses 4 pixels for one: an axis that shrinks to less than half is averaged first.
     height, width = extent
     down, right = to[0] / height, to[1] / width

@@ -1,4 +1,4 @@
-"""Converts batches to `jax.Array`s. The arrays are copies of data in a slab, or refer to the slab itself.
+"""Converts batches to `jax.Array`s. Each `jax.Array` copies an array of the batch, or refers to that array's memory.
 
 On the CPU, JAX does not copy a numpy array whose memory is aligned to 64 bytes: the `jax.Array` refers to the numpy
 array, or to the base of the numpy array. The base of a batch's arrays is the root array of the slab, so the slab is
@@ -32,7 +32,7 @@ def _is_known(dtype: np.dtype[Any]) -> bool:
 
 
 KNOWN = MemoTable(_is_known)
-"""True for each numpy dtype that JAX supports, possibly after narrowing (such as int64 to int32)."""
+"""Maps each numpy dtype to whether JAX supports it, possibly after narrowing (such as int64 to int32)."""
 
 
 class DevicePlacer:
@@ -56,7 +56,7 @@ class DevicePlacer:
         self.__dict__.update(state, _parts=MemoTable(self._parts_of))
 
     def __call__(self, batch: Any, root: NDArray[np.uint8] | None) -> Any:
-        """Returns the batch with `jax.Array`s. Values that JAX cannot hold, such as text, stay unchanged."""
+        """Returns the batch with all values that JAX can hold (not text, for example) converted to `jax.Array`s."""
         leaves, spec = flatten(batch)
         at, arrays = [], []
         slab = None if root is None else root.base  # where several steps share a slab, `root` is a view itself

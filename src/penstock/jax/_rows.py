@@ -48,9 +48,9 @@ def local_rows(sharding: Any, batch_size: int) -> LocalRows | None:
 def rows_of_processes(sharding: Any, batch_size: int) -> dict[int, LocalRows | None]:
     """Maps each process that has devices of the sharding to the rows that this process loads (None: all rows).
 
-    Two processes load either the same rows, or no row in common. So everything that depends on the rows of a process,
-    such as the random numbers of a step, is the same in all processes that load a row. If two processes share some of
-    the rows that they need, each process loads the rows of both processes.
+    Any two processes load either the same rows or disjoint sets of rows. So everything that depends on the rows of a
+    process, such as the random numbers of a step, is the same in all processes that load a row. If two processes
+    share some of the rows that they need, each process loads the rows of both processes.
     """
     try:
         tiles = for_rank(sharding, 1).devices_indices_map((batch_size,))

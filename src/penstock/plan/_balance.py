@@ -22,10 +22,10 @@ _CLOSE, _EXCHANGES = 512, 48
 def deal(costs: Int64s, ranks: int, each: int) -> Int64s:
     """Divides samples among ranks, `each` samples per rank, so that all ranks have about the same cost.
 
-    `costs` has ranks * each entries. The result has a row of sample numbers for each rank. In each round, the
-    costliest `ranks` samples that are left go to the ranks, one to each rank. The costliest sample goes to the rank
-    with the lowest cost so far. After the last round, the rank with the highest cost and the rank with the lowest
-    cost exchange samples, as long as exchanges help. Costs are integers, so the result is the same on every machine.
+    `costs` has ranks * each entries. The result has a row of sample numbers for each rank. Each round deals the
+    costliest of the remaining samples, one to each rank: the costliest goes to the rank with the lowest cost so far,
+    and so on. After the last round, the rank with the highest cost and the rank with the lowest cost exchange
+    samples, as long as exchanges help. Costs are integers, so the result is the same on every machine.
 
     >>> deal(np.array([1, 9, 5, 4]), ranks=2, each=2).tolist()
     [[1, 0], [2, 3]]
@@ -74,7 +74,8 @@ class BalancedPlan(OrderPlan):
     as with an `OrderPlan`, unless `accumulate` is above 1.
 
     With `accumulate=k`, the samples of k steps are dealt together, and a sample may move to another of these steps.
-    All ranks have about the same cost over the k steps, and each rank has about the same cost in each of the k steps.
+    Over the k steps, all ranks have about the same total cost, and the cost of each rank is spread evenly over the
+    steps.
     If fewer than k steps are left at the end of the epoch, these steps are dealt one by one. An incomplete last step
     is not balanced.
 
@@ -107,7 +108,7 @@ class BalancedPlan(OrderPlan):
         return OrderPlan.reached(self, epoch, step if alone else step - (step - self.first_step) % self.accumulate)
 
     def first_open(self, epoch: int, step: int) -> FirstOpen:
-        """Returns the start of this step. For a later step of a group, returns the start of the next group."""
+        """Returns the start of this step or, if the step is inside a group, the start of the next group."""
         inside = (step - self.first_step) % self.accumulate if step < self._dealt_alone(epoch) else 0
         step += self.accumulate - inside if inside else 0
         return FirstOpen(self.reached(epoch, step), step)
@@ -163,7 +164,7 @@ class BalancedPlan(OrderPlan):
         return dealt
 
     def _costs(self, lengths: Int64s) -> Int64s:
-        """Returns the cost of each sample. If a sample is very long, costs are coarser: the sum must fit 61 bits."""
+        """Returns the cost of each sample. Costs are scaled down if their sum might not fit in 61 bits."""
         bits = self.power * int(lengths.max()).bit_length() + len(lengths).bit_length()
         coarse = -(-max(0, bits - 61) // self.power)
         costs: Int64s = np.maximum(lengths >> coarse, 1) ** self.power

@@ -86,7 +86,7 @@ class _Known(NamedTuple):
 
 
 class _GroupParts(NamedTuple):
-    """Parts of groups: all parts in a few stretches, sorted by stretch. Also describes the groups of these parts."""
+    """The group parts in a few consecutive stretches, sorted by stretch, and the groups that they belong to."""
 
     begins: NDArray[np.int64]  # the first position of each part, and the end
     moves: NDArray[np.int64]  # for each part: index in the group minus position
@@ -218,7 +218,7 @@ _arrangement = lru_cache(maxsize=2)(Arrangement)
 
 
 def division(blocks: int, window: int) -> tuple[int, int]:
-    """Returns two counts: groups (of nearly equal size), and parts in each group (K in `BlockOrder`)."""
+    """Returns the number of groups (of nearly equal size) and of parts per group (K in `BlockOrder`)."""
     size = max(1, window // 8)
     return (1, 1) if blocks <= window else (-(-blocks // size), max(1, window // size - 1))
 
@@ -226,8 +226,8 @@ def division(blocks: int, window: int) -> tuple[int, int]:
 def _strides(sizes: NDArray[np.int64], numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Returns, for each size, a random stride that is coprime to the size.
 
-    `i * stride % size` is then a permutation of 0..size-1. Most strides spread neighbours over the whole range. The
-    product stays below 2**62.
+    `i * stride % size` is then a permutation of 0..size-1. Most strides spread neighbours over the whole range.
+    `i * stride` stays below 2**62.
     """
     most = np.minimum(sizes, (1 << 62) // sizes).view(np.uint64)
     strides = (numbers % most).view(np.int64) + 1
@@ -237,7 +237,7 @@ def _strides(sizes: NDArray[np.int64], numbers: NDArray[np.uint64]) -> NDArray[n
 
 
 def _as_edges(blocks: ArrayLike) -> NDArray[np.int64]:
-    """Returns a read-only copy of the edges: the first key of each block, and the end of the last."""
+    """Returns a read-only copy of the edges: the first key of each block, and the end of the last block."""
     found = np.asarray(blocks)
     if found.ndim != 1 or not found.size or found.dtype.kind not in "iu":
         raise TypeError(

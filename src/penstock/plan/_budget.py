@@ -79,8 +79,8 @@ class BudgetWindows:
     gives 0. The last batch of a window takes the samples that are left.
 
     A sample longer than `max_length` is an error, unless `truncates` is True: such samples are truncated later.
-    Without `seed`, the batches stay sorted, from long to short. With a seed, they are shuffled, but the batches that
-    `ranks` ranks get in one step have about the same width.
+    Without `seed`, the batches stay sorted, from long to short. With a seed, they are shuffled, but in each step
+    the ranks (`ranks` of them) get batches of about the same width.
 
     >>> from penstock.plan._order import Sequential
     >>> windows = BudgetWindows(Sequential(5), LengthTable([4, 1, 2, 4, 2]), batch_tokens=8)
@@ -146,7 +146,7 @@ class BudgetWindows:
         return ItemTable(offsets, cut.keys[rows, None])
 
     def cut(self, epoch: int, number: int) -> _CutWindow:
-        """Returns the batches of a window before they are shuffled: longest samples first."""
+        """Returns the batches of a window, unshuffled: the longest samples come first."""
 
         def make() -> _CutWindow:
             keys, lengths = self._samples(epoch, number)
@@ -163,7 +163,7 @@ class BudgetWindows:
         return WindowCosts(batches, len(keys), int(lengths.sum()), int(padded.sum()), batches * self.batch_tokens)
 
     def sequence(self, epoch: int, number: int, ranks: int) -> Int64s:
-        """Returns the numbers of the window's batches in the order in which they are dealt.
+        """Returns the indices of the window's batches, in the order in which the batches are dealt.
 
         In the list of batches sorted by width, the batches of a step are adjacent. If the number of batches is not a
         multiple of `ranks`, the batches with the shortest samples are left over, and come last.
@@ -222,7 +222,7 @@ class BudgetWindows:
         )
 
     def _starts(self, widths: Int64s) -> Int64s:
-        """Cuts samples, widest first, into batches. Returns the start of each batch, and the end of the last."""
+        """Cuts samples, widest first, into batches. Returns the start of each batch, and the end of the last one."""
         starts, at, n, item = [0], 0, len(widths), widths.item
         while at < n:
             at = min(n, at + self.rows(item(at)))
@@ -231,7 +231,7 @@ class BudgetWindows:
 
 
 def _small(lengths: Int64s) -> NDArray[np.integer]:
-    """Returns the numbers, as 16-bit integers if possible. Numpy sorts 16-bit integers ten times as fast."""
+    """Returns the lengths, as 16-bit integers if they fit: numpy sorts these ten times as fast as int64."""
     return lengths.astype(np.uint16) if lengths.max(initial=0) < 1 << 16 else lengths
 
 
@@ -289,9 +289,9 @@ class BudgetPlan(PlacedPlan):
     the last window of the epoch has no step of smaller batches, and the remaining samples are dropped.
 
     After any step, the ranks have consumed all earlier windows and the first batches of the current window. A
-    different number of ranks can continue from there: `start` is the code of this `Place`. The rest of the current
-    window stays arranged for the previous number of ranks, which the place contains. Later windows are arranged for
-    the new number of ranks.
+    different number of ranks can continue from this place: `start` is the code of the `Place`. The rest of the
+    current window stays arranged for the previous number of ranks, which the `Place` contains. Later windows are
+    arranged for the new number of ranks.
     """
 
     windows: BudgetWindows
@@ -358,7 +358,7 @@ class BudgetPlan(PlacedPlan):
         return place.opens(self.windows.window, self.order.size(epoch), step)
 
     def upcoming(self, epoch: int) -> Upcoming:
-        """Returns the samples batch by batch. Ignores that the last batches of a window may be cut again."""
+        """Returns the samples batch by batch, as if the last batches of a window were never cut again."""
         order = _InBatches(self.windows, self.world, epoch, Place.of(self.start))
         return Upcoming(order, lambda step: order.reached(epoch, Place.of(self.consumed(epoch, step))))
 
@@ -417,7 +417,7 @@ class BudgetPlan(PlacedPlan):
         return self._sequences.get((epoch, window), lambda: self.windows.sequence(epoch, window, ranks))
 
     def _begin(self, window: int) -> tuple[int, int]:
-        """Returns the index of the plan's first batch in this window, and the window's number of ranks."""
+        """Returns the plan's first batch in this window, and the number of ranks the window is arranged for."""
         start = Place.of(self.start)
         return (start.item, start.ranks) if window == start.window and start.item else (0, self.world)
 
@@ -444,8 +444,8 @@ class BudgetPlan(PlacedPlan):
 def _even(windows: BudgetWindows, widths: Int64s, parts: int, power: int) -> list[int]:
     """Cuts samples, widest first, into `parts` batches of about the same cost, within the budget.
 
-    Returns the start of each batch, and the end of the last. If there are fewer samples than `parts`, each batch has
-    one sample.
+    Returns the start of each batch, and the end of the last one. If there are fewer samples than `parts`, each batch
+    has one sample.
     """
     least, most = 0, windows.batch_tokens * int(widths[0]) ** (power - 1)
     edges = _cut_by_cost(windows, widths, most, power, len(widths))

@@ -56,7 +56,7 @@ def _equal(one: KeyArray | range | None, other: KeyArray | range | None) -> bool
 
 
 class InnerBlocks(NamedTuple):
-    """Maps block b of a wrapper to block `numbers[b]` of the wrapped dataset, or to -1 if the block is elsewhere."""
+    """Maps block b of a wrapper to block `numbers[b]` of a wrapped dataset (-1: b is not in that dataset)."""
 
     outer: Grouping
     inner: Grouping

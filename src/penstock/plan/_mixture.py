@@ -1,4 +1,4 @@
-"""Decides which source gives the sample at each position of a mixture, and which of its samples the source gives.
+"""Decides, for each position of a mixture, which source gives the sample, and which of the source's samples it is.
 
 The shares are exact in every prefix: after n positions of a stage, a source of weight w has given floor(n * w) or
 ceil(n * w) samples. So sample j of the source must be at one of the positions floor(j / w) to ceil((j + 1) / w) - 1.
@@ -232,7 +232,10 @@ def _rounded_up(
 
 
 def _earliest_due(first: Sequence[int], stop: Sequence[int]) -> list[int]:
-    """Gives job i a slot from `first[i]` to `stop[i] - 1`. Each slot takes the available job that is due first."""
+    """Assigns each job i to one of the slots `first[i]` to `stop[i] - 1`.
+
+    Each slot takes the available job that is due first.
+    """
     size = len(first)
     by_first = sorted(range(size), key=first.__getitem__)
     found = _by_entry([first[i] for i in by_first], [stop[i] * size + i for i in by_first])
@@ -349,8 +352,8 @@ class MixtureOrder:
 
     `lengths` has the number of samples of each source. With `shuffle`, each pass over a source has its own random
     order. A source that has an entry in `blocks` is shuffled by blocks. The seed of a source depends on the source's
-    number in `labels` (by default 0, 1, 2 and so on). `stop` says when an epoch ends: never, when the first source
-    has given all of its samples, or when all sources have given all of their samples. (Sources with weight 0 do not
+    number in `labels` (by default 0, 1, 2 and so on). `stop` says whether an epoch ends once the first source has
+    given all of its samples, once all sources have given all of theirs, or never. (Sources with weight 0 do not
     count.)
 
     >>> order = MixtureOrder((3, 2), (Stage(0, 0, whole_weights([Fraction(3), Fraction(1)])),), seed=1)
@@ -585,7 +588,7 @@ def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
 
 
 def _distinct(numbers: NDArray[np.int64]) -> list[int]:
-    """Returns the numbers without duplicates. Usually all numbers are equal, and need no sorting."""
+    """Returns the numbers without duplicates. Does not sort them if all are equal, which is usual."""
     if not numbers.size:
         return []
     low, high = int(numbers.min()), int(numbers.max())

@@ -1,6 +1,6 @@
 """An order is a function from (epoch, position) to a sample key.
 
-Computing a key takes the same time at any position, and no list of n keys is ever built. Only `Weighted` and
+Computing a key takes the same time at any position, and no list of all keys is ever built. Only `Weighted` and
 `Selected` hold an array: the caller's own weights or keys.
 """
 
@@ -313,7 +313,7 @@ class Permutation:
 
 
 class Permutations:
-    """Random permutations. Each pair of a size n in `sizes` and a key has its own permutation of 0..n-1.
+    """Random permutations of 0..n-1: one for each combination of a size n (in `sizes`) and a key.
 
     For many elements of the same permutation, `Permutation` is faster.
     """
@@ -328,10 +328,9 @@ class Permutations:
     def at(
         self, which: NDArray[np.int64], keys: NDArray[np.uint64], positions: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Returns elements of permutations, one for each i.
+        """Returns one element for each entry of `positions`, possibly from different permutations.
 
-        Entry i of the result is element `positions[i]` of the permutation that has size `sizes[which[i]]` and key
-        `keys[i]`.
+        Entry i is element `positions[i]` of the permutation with the size `sizes[which[i]]` and the key `keys[i]`.
         """
         cells, sizes = positions.astype(np.uint64), self._sizes[which]
         walking = np.arange(len(cells))

@@ -74,7 +74,7 @@ class PackingFigures:
 
 
 class _Placed(NamedTuple):
-    """The parts of documents to place in rows. `sizes` has a column for each kind of cost."""
+    """Parts of documents that are to be placed in rows. `sizes` has a column for each kind of cost."""
 
     keys: Int64s
     begins: Int64s
@@ -86,8 +86,8 @@ class PackWindows:
     """Packs the documents of each window into rows. A window is a range of positions of the order.
 
     `lengths` and `capacities` have one entry for each kind of cost. The first kind counts tokens. A part of a row is
-    (key of the document, begin, end), counted in tokens. `extra` tokens are appended to each document that is not
-    empty, and count as its last tokens.
+    (document's key, begin, end), where begin and end are token indices. `extra` tokens are appended to each document
+    that is not empty, and count as its last tokens.
 
     With "best_fit", copies of a document (from several passes over a small source) are kept in different rows where
     possible, by exchanging documents of equal size and by adding up to 1% more rows.
@@ -172,7 +172,7 @@ class PackWindows:
         return spread(rows, documents, pieces.sizes), count
 
     def _pieces(self, keys: Int64s) -> tuple[_Placed, PackingFigures]:
-        """Applies `overflow` to long documents. Returns the parts to place in rows, and the documents' figures."""
+        """Applies `overflow` to long documents. Returns the parts to be placed, and the figures known so far."""
         sizes = np.stack([table.of(keys) for table in self.lengths], axis=1)
         some = (sizes > 0).any(axis=1)
         empty = len(keys) - int(some.sum())
@@ -432,9 +432,9 @@ _WHOLE = 1 << 20
 def best_fit_by_kinds(sizes: Int64s, capacities: tuple[int, ...]) -> tuple[Int64s, int]:
     """Like `best_fit`, but with several kinds of cost: piece i fits into a row if there is room for it in every kind.
 
-    In each kind, a piece takes a share of a row's capacity. The size of the piece is the sum of these shares, and the
-    free space of a row is measured in the same way. The largest piece is placed first. Each piece goes to the fullest
-    row that has room for it. The time grows with the number of rows that are not full.
+    For each kind, a piece takes a share of a row's capacity. The size of the piece is the sum of these shares, and
+    the free space of a row is measured in the same way. The largest piece is placed first. Each piece goes to the
+    fullest row that has room for it. The running time grows with the number of rows that are not full.
 
     >>> best_fit_by_kinds(np.array([[9, 1], [5, 0], [5, 1], [1, 1]]), (10, 1))
     (array([0, 1, 1, 2]), 3)

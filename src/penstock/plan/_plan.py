@@ -165,7 +165,7 @@ class ComputedPlan:
 
 
 class FirstOpen(NamedTuple):
-    """The first position of an order at which the sample may still change, and the step of this position."""
+    """The first position whose sample may still change, and the first step that may still change."""
 
     position: int
     step: int

@@ -2,7 +2,7 @@
 
 `DataLoader(shuffle=True)` uses an order instead (see `_order.py`), which can be resumed at any step. If a sampler of
 this module has no generator, the loader replaces it with such an order, based on the loader's seed (see `order_of`).
-No sampler builds a list of n keys: every sampler computes `KEYS_AT_ONCE` keys at a time, during iteration.
+No sampler builds a list of all keys: every sampler computes `KEYS_AT_ONCE` keys at a time, during iteration.
 """
 
 from __future__ import annotations
@@ -401,7 +401,7 @@ def _generator(generator: np.random.Generator | None) -> np.random.Generator:
 
 
 def _given(name: str, number: int | None, variable: str) -> int:
-    """Returns `number`. If `number` is None, returns the value of the environment variable."""
+    """Returns `number` or, if it is None, the value of the environment variable `variable`."""
     if number is not None:
         return number
     value = os.environ.get(variable)

@@ -50,7 +50,7 @@ def hashes(key: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 
 def _fold(number: int) -> int:
-    """Returns a 64-bit hash of an integer outside 0..2**64-1, including its sign."""
+    """Returns a 64-bit hash of an integer outside 0..2**64-1. The hash also covers the sign."""
     words = [1 if number < 0 else 0]
     number = abs(number)
     while number:

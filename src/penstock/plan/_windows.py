@@ -70,7 +70,7 @@ class Place(NamedTuple):
     ranks: int = 0
 
     def opens(self, window: int, size: int, step: int) -> FirstOpen:
-        """Returns the start of the first window from which no item was taken. `window` is the size of a window."""
+        """Returns the start of the first window from which no item has been taken. `window` is the windows' size."""
         return FirstOpen(min((self.window + (self.item > 0)) * window, size), step)
 
     @property
@@ -84,10 +84,10 @@ class Place(NamedTuple):
         return cls(above >> _RANKS, code & (1 << _ITEM) - 1, above & (1 << _RANKS) - 1)
 
     def fault(self, epoch: int, steps: int, windows: int | None, size: Callable[[int, int], int]) -> str | None:
-        """Returns what is wrong if a state has this place, or None if the place is valid.
+        """Returns what is wrong with this place in a resume state, or None if nothing is.
 
-        The state was taken after `steps` steps. The epoch has `windows` windows, and `size` returns the number of
-        items in each.
+        The state was taken after `steps` steps. The epoch has `windows` windows (None: no end), and
+        `size(epoch, window)` returns the number of items in a window.
         """
         windows = _MOST_WINDOWS if windows is None else windows
         if self.window > windows or (self.window == windows and self.item):
@@ -152,7 +152,10 @@ class Edges:
         self._of: dict[int, list[int]] = {}
 
     def find(self, epoch: int, index: int) -> tuple[int, int] | None:
-        """Returns (window, index in that window) for this index, or None if the epoch is too short."""
+        """Returns the window that contains this index, and the index in that window.
+
+        Indices are counted from window `first` on. Returns None if the index is past the end of the epoch.
+        """
         edges = self._upto(epoch, index + 1)
         if edges[-1] <= index:
             return None
@@ -163,7 +166,7 @@ class Edges:
         return None if self._last(epoch) is None else self._upto(epoch, None)[-1]
 
     def ends_before(self, epoch: int, index: int) -> int | None:
-        """Returns the total if the total is less than `index`, otherwise None.
+        """Returns the total of the epoch if it is less than `index`, otherwise None.
 
         Computes only the windows that the comparison needs.
         """
@@ -171,7 +174,7 @@ class Edges:
         return reached if reached < index else None
 
     def _upto(self, epoch: int, index: int | None) -> list[int]:
-        """Returns the totals at least up to the first that reaches `index`. Returns all totals if `index` is None."""
+        """Returns the running totals until one is at least `index`, or all of them if `index` is None."""
         edges, last = self._of.get(epoch) or [0], self._last(epoch)
         known = len(edges)
         while index is None or edges[-1] < index:
@@ -265,7 +268,7 @@ def count_of(order: Order, window: int, epoch: int) -> int | None:
 class PlacedPlan(ComputedPlan):
     """A windowed plan that begins with the step `first_step`, at the `Place` with the code `start`.
 
-    `first_step` must be given: all earlier windows would be needed to compute `first_step`.
+    `first_step` must be given, because computing it would require all earlier windows.
     """
 
     __slots__ = ()

@@ -61,7 +61,7 @@ class ArrayDataset(Dataset[Any]):
 
     @gathers_numpy
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Returns the batch that collating the samples would give. `empty(shape, dtype)` allocates the memory."""
+        """Returns the same batch as collating the samples would. `empty(shape, dtype)` allocates the memory."""
         checked = checked_keys(keys, len(self))
         if type(empty) is FieldMemory:
             columns = zip(self._views, self._into(empty), strict=True)

@@ -59,7 +59,7 @@ def is_stream(dataset: object) -> bool:
 
 
 def to_load_in_parallel(stream: object) -> str:
-    """Returns advice on how all workers can load the samples of this stream, which has only one reader."""
+    """Returns advice: how all workers can load samples of a stream that only one of them iterates over."""
     kind = type(stream)
     if isinstance(stream, IterableDataset):
         return "Let the stream yield light items and define load(item): all workers call it in parallel"
@@ -98,8 +98,8 @@ def not_missing(found: Callable[..., T] | None, name: str = "__foresee__") -> Ca
 def from_inside(find: Callable[[Any], Any], name: str = "__foresee__", inside: str = "") -> Any:
     """Returns a property for the method `name` of a wrapper. `find` makes the method from the wrapped datasets.
 
-    `find` is called with the wrapper. If `inside` is given, `find` is called with the wrapper's attribute `inside`
-    instead. If `find` returns None, the wrapper does not have the method.
+    `find` is called with the wrapper or, if `inside` is given, with the wrapper's attribute of this name. If `find`
+    returns None, the wrapper does not have the method.
     """
     return property(lambda outer: not_missing(find(getattr(outer, inside) if inside else outer), name))
 
@@ -254,7 +254,7 @@ class Dataset(Generic[T_co]):
 
 
 def _stages_of(dataset: object, method: str) -> Any:
-    """Returns the module `_stages`. Raises TypeError if the dataset (for example a stream) cannot have `method`."""
+    """Returns the module `_stages`. Raises TypeError if the dataset (such as a stream) does not support `method`."""
     if is_stream(dataset):
         raise TypeError(
             f"{type(dataset).__name__} is a stream, whose samples have no keys, and {method}() needs keys. Streams "
@@ -741,7 +741,7 @@ def _check_keyed(taker: str, name: str, dataset: object) -> None:
 
 
 def _shown(value: object) -> str:
-    """Returns a number or None as text, and only the type of any other value."""
+    """Returns the repr of a number or None. For any other value, names only the type."""
     if value is None or isinstance(value, (int, float)):
         return repr(value)
     return f"a value of type {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""Finds the files below a folder, following links. Also lists the suffixes of picture files.
+"""Finds the files below a folder, following links. Also defines the suffixes of picture files.
 
 This module imports only the standard library, so `ImageFolder`, `Tar` and `penstock.open` can all import it.
 """

@@ -226,7 +226,7 @@ class WeightHistory:
     def _compare(
         self, lengths: dict[str, Any], files: dict[str, Any], tokens: dict[str, Any], options: dict[str, Any]
     ) -> None:
-        """Raises StateError if the state comes from a mixture with other sources or options."""
+        """Raises StateError if the state comes from a mixture with different sources or options."""
         mixture, names = self.mixture, self.mixture.names
         for name, length in lengths.items():
             if name not in names:

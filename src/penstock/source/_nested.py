@@ -48,7 +48,7 @@ _NUMPY = "_gathers_numpy"
 
 
 def gathers_numpy(gather: Gather) -> Gather:
-    """Marks a `__gather__` whose samples are numpy arrays or scalars, str, bytes, or one dict or tuple of these.
+    """Marks a `__gather__` whose samples are numpy arrays or scalars, str, bytes, or a dict or tuple of these.
 
     Unless the `__gather__` returns NotImplemented, all samples have the same types and dtypes. So the batch alone
     shows what another library's collate function would return, and `penstock.torch` makes tensors from the batch.
@@ -228,7 +228,7 @@ def blocks_of_parts(joint: Any) -> list[Grouping]:
 
 
 def blocks_of_stack(stack: Any) -> Grouping:
-    """Returns the blocks of the first part of a StackDataset that has blocks. Raises AttributeError if none has."""
+    """Returns the blocks of a StackDataset's first part that has blocks. Raises AttributeError if none has."""
     for part in side_by_side(stack):
         try:
             return grouping_of(part)
@@ -252,9 +252,9 @@ def _keys(indices: Any, length: int) -> KeyArray | None:
 
 
 def fingerprint_of(dataset: Any) -> str | None:
-    """Returns a text that identifies the samples and does not depend on the location of their files.
+    """Returns a string that identifies the samples and does not depend on the location of their files.
 
-    Messages may show the text. Returns None if the dataset has no fingerprint.
+    The string may appear in messages. Returns None if the dataset has no fingerprint.
     """
     match _kind(dataset, "__fingerprint__"):
         case "Subset" | "SameKeys" | "RepeatedDataset":
@@ -407,7 +407,7 @@ TOKENS = ("tokens", "input_ids")
 
 
 def lengths_within(dataset: Any) -> Lengths | None:
-    """Returns a function that returns the length of each sample, or None if the lengths are unknown."""
+    """Returns a function that computes the length of each sample. Returns None if the lengths are unknown."""
     match _kind(dataset, "__lengths__"):
         case "Subset":
             inner = lengths_within(dataset.dataset)

@@ -206,7 +206,7 @@ class PackedRows(Dataset[dict[str, Array]]):
         return (self[key] for keys in self._plan.draw(0) for key in keys)
 
     def parts_of(self, key: Any) -> list[Part]:
-        """Returns the parts of a row: (key of the document, begin, end), in tokens."""
+        """Returns the parts of a row: tuples (document's key, begin, end), where begin and end are token indices."""
         if isinstance(key, tuple):
             return list(zip(key[::3], key[1::3], key[2::3], strict=True))
         return self.parts_of(self._item(operator.index(key)))
@@ -222,8 +222,8 @@ class PackedRows(Dataset[dict[str, Array]]):
     def figures(self) -> PackingFigures:
         """Counts documents, rows, tokens and padding, for the documents in their own order.
 
-        Plans all rows, but reads no documents. In another order, each window has other documents, so the number of
-        rows may differ slightly.
+        Plans all rows, but reads no documents. In another order, each window has different documents, so the number
+        of rows may differ slightly.
         """
         windows = self._plan.windows
         assert isinstance(windows, PackWindows)
