@@ -1,4 +1,4 @@
-"""penstock's exception classes. Exceptions from user code keep their type and gain notes (`_wire/failure.py`)."""
+"""penstock's exception classes. Exceptions from user code keep their type and gain notes (see `_wire/failure.py`)."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class _StackRequest:
 
 
 def ask(processes: Sequence[tuple[int, int]], fd: int) -> list[str]:
-    """Returns one stack per process, innermost call first. An idle or silent process has the stack ""."""
+    """Returns one stack per process, innermost call first, or "" for a process that is idle or does not answer."""
     asked = [_asked(pid, pidfd, fd) for pid, pidfd in processes]
     waited_for = [one for one in asked if one is not None]
     deadline = time.monotonic() + _PATIENCE
@@ -111,7 +111,7 @@ def waits_for_thread(pid: int) -> bool:
 
 
 def of_thread(ident: int | None) -> str:
-    """Returns the stack of a thread of this process, in the same form as `ask`."""
+    """Returns the stack of a thread of this process, in the form that `ask` returns."""
     frame = sys._current_frames().get(ident or 0)
     calls = reversed(traceback.extract_stack(frame)) if frame is not None else ()
     return _user_calls([f'File "{call.filename}", line {call.lineno} in {call.name}' for call in calls])

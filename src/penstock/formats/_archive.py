@@ -5,7 +5,7 @@
     the end:   zeros
 
 If a member's name is too long for its header, or is not ASCII, an extra member that holds the name comes first. The
-kind of the extra member is L (GNU) or x (POSIX). The content of kind x is lines of the form `length key=value`.
+kind of the extra member is L (GNU) or x (POSIX). Kind x contains lines of the form `length key=value`.
 Other modules reject compressed archives.
 """
 

@@ -6,7 +6,7 @@ There are three kinds: `penstock.index`, the indexes of wids (a part of webdatas
     magic (8 bytes) | version, length of the description, its CRC-32 (4 bytes each)
     description: JSON with the kind of the indexes and, for each tar, its name, size, ETag (if known), the offset
     and CRC-32 of one header, the size and CRC-32 of its compressed positions, and a description of its damage
-    positions of each tar: distances between samples in units of 512 bytes, 4 bytes each, compressed by zlib
+    positions of each tar: distances between samples in units of 512 bytes, 4 bytes each, compressed with zlib
 
 An entry is used only if the tar still has the stored size, and either the stored ETag or, at the stored offset, a
 header with the stored CRC-32. This is enough, because each header is checked again when the sample is read.
@@ -14,7 +14,7 @@ header with the stored CRC-32. This is enough, because each header is checked ag
 wids writes a JSON file with the number of samples in each tar. DALI writes a text file for each tar, `NAME.idx`:
 
     v1.2 <number of samples>
-    <extension> <offset of the content> <size> <name>, and so on for all members of a sample, on one line
+    one line per sample, with these words for each member: <extension> <offset of the content> <size> <name>
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ def _shards(index: AnyFile, must: bool) -> dict[str, list[Any]]:
 
 
 def _nearest(path: str, shards: list[Any]) -> Any:
-    """Returns the shard whose URL has the longest common ending with `path`, or None if several shards tie."""
+    """Returns the shard whose URL has the most trailing components in common with `path`, or None for a tie."""
 
     def common(shard: Any) -> int:
         pairs = zip(reversed(path.split("/")), reversed(shard["url"].partition("?")[0].split("/")), strict=False)

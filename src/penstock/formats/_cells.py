@@ -1,4 +1,4 @@
-"""Reads the values of one column of an Arrow record batch by row.
+"""Reads values of one column of an Arrow record batch by row number.
 
 The type of a value depends on the type of the column and on nulls in the row itself, never on other rows:
 

@@ -134,7 +134,7 @@ def places(chunks: Sequence[Sequence[ColumnChunk]]) -> NDArray[np.int64]:
 
 
 def joined(extents: Iterable[ByteRange], gap: int, most: int = sys.maxsize) -> list[ByteRange]:
-    """Joins byte ranges less than `gap` bytes apart, unless the result would have `most` bytes or more."""
+    """Joins byte ranges that are less than `gap` bytes apart, unless the result would have `most` bytes or more."""
     found: list[ByteRange] = []
     for start, stop in sorted(extents):
         if found and start - found[-1][1] < gap and stop - found[-1][0] < most:
@@ -153,7 +153,7 @@ def edges(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 
 
 class Fetched(AnyFile):
-    """A remote file whose given byte ranges are fetched together in advance. Other bytes are read when needed."""
+    """A remote file. The given byte ranges are fetched together in advance, other bytes when they are needed."""
 
     def __init__(self, file: RemoteFile, extents: Sequence[ByteRange]) -> None:
         self._file, self.path, self.size = file, file.path, file.size
@@ -207,8 +207,8 @@ def _list(footer: bytes, at: int, read: ReadValue) -> tuple[list[Any], int]:
 def _struct(footer: bytes, at: int, wanted: Mapping[int, Wanted], last: int = -1) -> tuple[dict[int, Any], int]:
     """Parses a struct. Returns the wanted fields by field number, and the offset after the struct.
 
-    If the struct has the field `last`, parsing stops at this field. In this case, the field's entry and the second
-    result are both the offset of the field's value.
+    If the struct has the field `last`, parsing stops there. Both the entry of this field and the second result are
+    then the offset of its value.
     """
     found: dict[int, Any] = {}
     number = 0

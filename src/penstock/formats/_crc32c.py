@@ -64,7 +64,7 @@ def _of_rows(crc: int, blocks: NDArray[np.uint8]) -> int:
 
 @cache
 def _tables() -> tuple[NDArray[np.uint32], NDArray[np.intp], list[int]]:
-    """Returns the lookup table, each byte position's offset in the table, and the first four positions' entries."""
+    """Returns the lookup table, the table offset of each byte position, and the first four positions' entries."""
     # table[256 * position + value] is what a byte of this value, at this position of a block, contributes to the CRC.
     one = np.array(_TABLE, np.uint32)
     rows: list[NDArray[Any]] = [one]

@@ -1,6 +1,7 @@
 """`LitData` reads the chunks of LitData's optimized datasets by key.
 
-    index.json:  for each chunk: name, number of samples, size; for all samples: structure as a tree, leaf formats
+    index.json:  for each chunk: name, number of samples, size
+                 for all samples together: their structure (a tree), and the format of each leaf
     a sample:    the size of each leaf (4 bytes each) | the leaves
 
 `_sharded.py` describes the layout of a chunk. Token datasets store the ids of all samples one after the other. In

@@ -147,7 +147,7 @@ def count_batches(file: AnyFile, look: Look) -> int:
 
 
 def _named(file: AnyFile, look: Look) -> tuple[list[MessageRange], list[MessageRange]]:
-    """Reads two lists of byte ranges from the footer: the metadata of dictionaries, and of record batches."""
+    """Returns (dictionaries, record batches): the byte ranges of their metadata, as listed in the footer."""
     (length,) = struct.unpack("<i", look(file.size - 10, file.size - 6))
     if not 8 < length <= file.size - 10:
         raise struct.error

@@ -169,7 +169,7 @@ class _Text:
         """False if the strings would fit within the limit even if each string were as large as its whole column."""
 
     def check(self, opened: Any, name: str) -> None:
-        """Raises SampleTooLarge if the decoded strings are too large. `opened` must use `read_dictionary`."""
+        """Raises SampleTooLarge if the decoded strings are too large. `opened` needs `read_dictionary`."""
         check_block(name, self._rows, self._nbytes(opened), self._limit)
 
     def _nbytes(self, opened: Any) -> int:
@@ -195,7 +195,7 @@ def _dictionaries(column: Any) -> Iterator[Any]:
 
 
 def _longest(column: Any) -> int:
-    """Returns the size in bytes of the longest dictionary entry, or 0 if a dictionary is missing or empty."""
+    """Returns the longest dictionary entry's size in bytes, or 0 if there are no dictionaries or one is empty."""
     import pyarrow.compute as pc
 
     found = [pc.max(pc.binary_length(each.dictionary)).as_py() or 0 for each in _dictionaries(column)]
@@ -247,10 +247,9 @@ class _Ends:
 
 
 def _footer(file: AnyFile) -> Mapping[str, NDArray[Any]]:
-    """Returns the result of `_described`.
+    """Returns the result of `_described`, which is cached for a local file with a large footer.
 
-    `cached` stores the result for a local file with a large footer. The result for a remote file also contains the
-    file's final bytes, as `end`.
+    For a remote file, the result also contains the file's final bytes, as `end`.
     """
     if not isinstance(file, RemoteFile):
         (length,) = _LENGTH.unpack(_checked(file, file.read(max(0, file.size - 8), min(8, file.size)))[-8:-4])

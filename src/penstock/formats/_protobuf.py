@@ -1,7 +1,7 @@
 """Reads protobuf messages without a protobuf library.
 
-A message is a sequence of fields. A field is a tag (field number << 3 | wire type) and a value. The wire type says
-which of these the value is:
+A message is a sequence of fields. A field is a tag (field number << 3 | wire type) and a value. The wire type
+determines the form of the value:
 
     VARINT   an integer of variable length, with 7 bits of the number in each byte
     EIGHT    8 bytes
@@ -34,7 +34,7 @@ def fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
 
 
 def numbers(message: memoryview, wire_type: int) -> Iterator[Any]:
-    """Yields the numbers in field 1, the message's only field. With `FOUR`, yields bytes of one or more numbers."""
+    """Yields the numbers in field 1, the message's only field. With `FOUR`, yields runs of numbers as bytes."""
     for field, found_type, found in fields(message):
         if field != 1 or found_type not in (wire_type, BYTES):
             raise MessageError(f"a list of numbers has a field {field} of wire type {found_type}")

@@ -58,7 +58,7 @@ def _names(columns: Iterable[str]) -> list[str]:
 
 
 def _check(schema: Any, path: str, wanted: dict[str, str], first: str, all_columns: bool) -> None:
-    """Raises FormatError if a file lacks a wanted column, or has it with another type.
+    """Raises FormatError if a wanted column is missing from a file, or has another type there.
 
     `first` is the path of the first file, with which all files are compared. If `all_columns` is True, additional
     columns are an error, too.

@@ -84,7 +84,7 @@ class Sharded(Extents):
         return start, int(starts[row + 1]) - start
 
     def _head(self, number: int) -> tuple[NDArray[np.uint32], int]:
-        """Returns an array (each sample's offset, and the last sample's end), and the array's size in bytes."""
+        """Returns (array, its size in bytes). The array holds the offset of each sample, and the end of the last."""
         file, n = self.files[number], self._shards[number].samples
         head = np.frombuffer(file.read(0, min(file.size, 4 * (n + 2))), "<u4", min(file.size // 4, n + 2))
         if len(head) < n + 2 or head[0] != n:

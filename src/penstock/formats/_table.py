@@ -110,7 +110,7 @@ class Table(Format):
     # Blocks.
 
     def _block(self, number: int, rows: int) -> list[Cells]:
-        """Returns a decoded block. `rows` is how many of its rows the caller will use (see `_check_use`)."""
+        """Returns a decoded block. `rows` is the number of rows that the caller will use (see `_check_use`)."""
         self._used += rows
         return self._kept.get(number, self._opened)
 
@@ -294,9 +294,9 @@ class Table(Format):
         )
 
     def __views__(self, keys: Sequence[int]) -> dict[str, list[NDArray[Any]]] | None:
-        """Returns views of the columns (see `Views`).
+        """Returns views of the columns (see `Views`), or None if the batch must be copied.
 
-        Returns None if a block of the batch is not cached, because a view keeps the whole block in memory.
+        Views are made only of cached blocks, because a view keeps its whole block in memory.
         """
         if self._decoders:
             return None
@@ -403,7 +403,7 @@ def need_pyarrow(reader: str, extra: str = "parquet") -> None:
 
 
 class _Out:
-    """A batch column while it is filled: an array in the batch's memory, or a list of str or bytes."""
+    """A batch column that is being filled: an array in the batch's memory, or a list of str or bytes."""
 
     __slots__ = ("_into", "array")
 

@@ -107,9 +107,9 @@ class Tar(Extents):
     def _warn_of_unused(self, decode: Mapping[str, Any]) -> None:
         """Warns if `decode` has an extension that the samples do not seem to have.
 
-        If `fields` is given, the extensions are compared with the fields. Otherwise the extensions are compared with
-        the first members of the first tar, if this tar is local. This second comparison leaves out the extensions
-        that penstock knows, because a dict for jpg and png may be used for tars that contain only jpg.
+        If `fields` is given, compares the extensions with the fields. Otherwise compares them with the first members
+        of the first tar, if this tar is local, and does not warn about extensions that penstock knows: the
+        same `decode` may serve tars that contain jpg or png, and tars that contain only jpg.
         """
         if self._read is not None:
             unused = unused_ends(decode, self._read)
@@ -217,7 +217,7 @@ class Tar(Extents):
         return sample
 
     def _left(self, left: int, value: Any, where: _Where) -> int:
-        """Subtracts the size of `value` from the `left` bytes. Raises SampleTooLarge if no bytes remain."""
+        """Returns how many of the `left` bytes remain after `value`. Raises SampleTooLarge if none do."""
         left -= nbytes_of(value)
         if left <= 0:
             assert self.max_sample_bytes is not None

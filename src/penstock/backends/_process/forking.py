@@ -1,11 +1,11 @@
-"""Decides whether this process may be forked, which is safe only while the process has a single thread.
+"""Decides whether this process may be forked. A fork is safe only while the process has a single thread.
 
-A forked child has only the thread that forked, but copies of all locks and thread pools. A lock that another thread
-held stays locked forever in the child, and a thread pool waits forever for its missing threads.
+A forked child gets copies of all locks and thread pools, but only one thread: a copy of the one that called fork. A
+lock that another thread held stays locked forever in the child, and a thread pool waits forever for its threads.
 
 Counting threads is not enough: OpenBLAS stops its threads before a fork, libgomp does not, and the system does not
 tell which library started a thread. So penstock makes a trial fork, whose child exits at once. The child of a real
-fork would lack the threads that this process still has after the trial fork.
+fork would lack the threads that survive the trial fork.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def other_threads(count: int) -> str:
 
 
 def threads_beside() -> int:
-    """Returns how many threads of this process a forked child would lack."""
+    """Returns the number of threads that a forked child would lack."""
     try:
         return len(_others())
     except OSError:
@@ -105,7 +105,7 @@ def _others() -> frozenset[_Thread]:
 
 
 def _fork_for_trial() -> None:
-    """Forks a child that exits at once. Runs `pthread_atfork` handlers, but no handlers of `os.register_at_fork`."""
+    """Forks a child that exits at once. Runs `pthread_atfork` handlers, but not Python's (`os.register_at_fork`)."""
     # The child must not run any signal handler, garbage collection or bytecode: between two bytecode instructions the
     # interpreter may hand the GIL to a waiting thread, which does not exist in the child, so the child would hang.
     libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL: the child holds the GIL, too

@@ -5,8 +5,8 @@ write end, the kernel kills all processes that have armed the read end (see `pro
 
 To stop the workers, the caller closes the pipe that announces tasks, so that idle workers exit. The caller waits for
 the workers, kills the workers that do not exit, and then closes the workers' handles and the launcher, in any order.
-The lifeline is closed once the launcher and all handles are closed. So `Launcher.close` kills no worker that is about
-to exit. Closing a worker's handle kills the worker.
+Closing a worker's handle kills the worker. `Launcher.close` kills no worker, because the lifeline stays open until
+all handles are closed, too.
 
 A fresh interpreter becomes either a spawned worker or the template, which forks workers on request. Neither imports
 `__main__`, so a program needs no `if __name__ == "__main__"`. The template unpacks the payload (the job with its
@@ -71,8 +71,8 @@ class Launcher:
     """Starts workers that run `main(number, payload, fds)`. The descriptors `fds` keep their numbers in the workers.
 
     With spawn and forkserver, the constructor pickles the payload. If pickling fails, UnshippableDataset is raised
-    before any process has started. If the program has named the start method, `explicit` is True, and the program is
-    warned if penstock must use another method. The launcher adds itself to the list `among` before it acquires any
+    before any process has started. `explicit` is True if the program has named the start method. In this case,
+    penstock warns if it must use another method. The launcher adds itself to the list `among` before it acquires any
     resource, so that the caller can always close the launcher (see `_system/interrupts.py`).
     """
 
@@ -117,7 +117,7 @@ class Launcher:
             raise
 
     def _ship(self, payload: object) -> None:
-        """Writes the files for new interpreters: the pickled payload, and the settings in `boot`."""
+        """Writes the files that new interpreters read: `shipment` (the pickled payload) and `boot` (the settings)."""
         descriptors: list[int] = []
         try:
             self.own["shipment"] = pack((self._main, payload), descriptors)

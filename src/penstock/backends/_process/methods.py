@@ -28,7 +28,7 @@ def choose_method(asked: str | BaseContext | None) -> str:
 
 
 def is_chosen(asked: str | BaseContext | None) -> bool:
-    """True if `asked` names a start method. Otherwise penstock may later use another method."""
+    """True if `asked` names a start method. False if it leaves the choice to penstock."""
     return _asked(asked)[0] is not None
 
 
@@ -66,7 +66,7 @@ _told: set[bool] = set()
 
 
 def give_up_templates(obstacle: str, *, asked: bool) -> None:
-    """Makes spawn the default instead of forkserver. If `asked`, warns once. Otherwise logs the change once."""
+    """Makes spawn, not forkserver, the default. If the program `asked` for forkserver, warns once; else logs once."""
     global _without_fork
     _without_fork = "spawn"
     if asked in _told:
@@ -86,9 +86,9 @@ def give_up_templates(obstacle: str, *, asked: bool) -> None:
 
 
 def _asked(asked: Any) -> tuple[str | None, bool]:
-    """Returns the requested start method, and a bool: False for another library's context, otherwise True.
+    """Returns the requested start method, and False if `asked` is another library's context, otherwise True.
 
-    The method is None if no method was requested, or if penstock does not know the context's method.
+    The method is None if no method was requested, or if penstock does not know the method of that context.
     """
     if asked is None:
         return None, True

@@ -1,4 +1,4 @@
-"""Processes that penstock starts: the handle in the parent, and what the child does (settle, run `main`, exit)."""
+"""A process that penstock starts: the parent's handle, and the child's code (settle, run `main`, exit)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _SHARED_MEMORY = (
 
 
 class Handle:
-    """The parent's handle to a process. In a forked child of the parent, the handle has no effect."""
+    """The parent's handle to a process. In a forked child of the parent, the handle does nothing."""
 
     def __init__(self, pid: int, pidfd: int, template: Template | None = None) -> None:
         self._pid = pid
@@ -81,7 +81,7 @@ class Handle:
 
     @property
     def exitcode(self) -> int | None:
-        """The exit code: None while the process runs, negative for a signal, and 256 if the exit code is unknown."""
+        """None while the process runs, then its exit code: -N if signal N killed it, 256 if unknown."""
         self._look()
         return self._exitcode
 
@@ -224,7 +224,7 @@ def pidfd_of_child(pid: int) -> int:
 
 
 def fate(exitcode: int | None) -> tuple[str, str]:
-    """Returns a phrase that says how a process ended, and the name of the signal that killed it.
+    """Returns two texts: how a process ended, and the name of the signal that killed it.
 
     The name is "" if the process exited by itself, and "unknown" if the exit code or the signal is unknown.
     """
@@ -337,7 +337,7 @@ def settle(lifeline: int) -> int:
 
 
 def _arm(lifeline: int) -> int:
-    """Makes the kernel kill this process, even in a long C call, when the parent closes the lifeline pipe."""
+    """Makes the kernel kill this process when the parent closes the lifeline pipe, even during a long C call."""
     try:
         with no_fork():
             # The owner and the signal belong to a file description, so this process opens one of its own.

@@ -1,8 +1,8 @@
 """Makes workers look like processes that multiprocessing started.
 
-Libraries ask multiprocessing whether they run in a worker (`current_process()`, `parent_process()`), watch workers
-(`active_children()`), and authenticate themselves to managers and queues (`authkey`). So the parent registers a
-handle for each worker, and a worker runs `main` the way multiprocessing runs a target, including exit functions.
+Libraries ask multiprocessing whether they are running in a worker (`current_process()`, `parent_process()`), watch
+workers (`active_children()`), and authenticate themselves to managers and queues (`authkey`). So the parent registers
+a handle for each worker, and a worker runs `main`, and then the exit functions, the way multiprocessing would.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class CurrentWorker(Relative):
 
 @contextmanager
 def inheriting(itself: Relative) -> Iterator[None]:
-    """Sets a worker's name and key for unpickling. `CurrentWorker.live` later registers unpickled manager proxies."""
+    """Sets the name and key with which a worker unpickles. `CurrentWorker.live` later registers manager proxies."""
     current: Any = multiprocessing.current_process()
     current.name, current.authkey, current._inheriting = itself.name, itself.authkey, True
     try:

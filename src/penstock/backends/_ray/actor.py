@@ -61,7 +61,7 @@ _NOTHING = bytes(REPLY.size)
 
 
 def serve(call: tuple[Any, ...], node: str, fetch: Callable[[], Any]) -> None:
-    """Runs tasks until the driver requests an exit or the connection ends. `call` is a `Call` as a tuple."""
+    """Runs tasks until the driver requests an exit or the connection ends. `call` holds the fields of a `Call`."""
     address, encrypted, token, worker, seat = Call._make(call)
     link = connect(address, encrypted, token, this_process(worker, node, perf_counter_ns()))
     ended = threading.Event()
@@ -103,7 +103,7 @@ def _serve(link: Link, worker: int, seat: int, node: str, fetch: Callable[[], An
 
 
 class StrayArrays:
-    """The strays of one reply (see `_wire/reply.py`). The strays are sent after the reply."""
+    """The strays of one reply (see `_wire/reply.py`), which are sent after the reply."""
 
     def __init__(self) -> None:
         self.made: list[tuple[int, NDArray[np.uint8]]] = []

@@ -117,7 +117,7 @@ def _worker_class() -> Any:
 
 
 def actors_that_fit(options: Mapping[str, Any]) -> int | None:
-    """Returns how many actors with these options fit on an empty cluster, or None if there is no cluster."""
+    """Returns how many actors with these options an empty cluster could hold, or None if there is no cluster."""
     if not ray.is_initialized():
         return None
     whole = ray.cluster_resources()
@@ -167,6 +167,6 @@ _CAUSES = re.compile(r"\s*(Some common causes include|There are some potential r
 
 
 def _reason(error: BaseException) -> str:
-    """Returns the last line of Ray's error message, which says how the actor died."""
+    """Returns how the actor died: the type of Ray's error, and the last line of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {_CAUSES.sub('', lines[-1]).rstrip('.')}" if lines else type(error).__name__

@@ -2,9 +2,10 @@
 
 One thread accepts all connections and does their handshakes, without waiting for any of them. A connection is a
 *stranger* until the other end has proved that it has the token. Then the connection becomes a link with its own
-thread. A stranger takes a descriptor and a few hundred bytes for at most ten seconds. At most MOST are allowed:
+thread. A stranger occupies a descriptor and a few hundred bytes for at most ten seconds. There are at
+most `MOST` strangers:
 
-- If there are more, the door picks the network address with the most strangers, and drops one of these strangers at
+- If one more connects, the door picks the network address with the most strangers, and drops one of its strangers at
   random. So a machine that floods the door displaces its own connections. A worker on that machine gets in
   eventually, because the worker keeps trying and the choice is random. (If the oldest stranger were dropped, fast
   connections would shut the worker out for good. If the newest stranger were dropped, silent connections would shut
@@ -125,7 +126,7 @@ class Door:
                 self._drop(stranger)
 
     def _wait(self, paused: float) -> float | None:
-        """Returns the milliseconds until a handshake times out or accepting resumes. None means neither is due."""
+        """Returns the milliseconds until a handshake times out or accepting resumes, or None if neither will."""
         oldest = next(iter(self.strangers.values()), None)
         due = [] if oldest is None else [oldest.deadline]
         if paused:
@@ -133,7 +134,7 @@ class Door:
         return max(0.0, min(due) - time.monotonic()) * 1000 + 1 if due else None
 
     def _accept(self) -> bool:
-        """Accepts waiting connections. Returns False if one fails, for example for lack of descriptors."""
+        """Accepts waiting connections. Returns False if accepting one fails, for example for lack of descriptors."""
         for _ in range(_AT_ONCE):
             try:
                 with no_fork():  # until it is among the strangers, which a forked child closes
@@ -241,7 +242,7 @@ class Door:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def leave_to_parent(self) -> None:
-        """Closes the port and the strangers' connections in a forked child. The parent's copies stay open."""
+        """Closes a forked child's copies of the port and of the strangers' connections. The parent's stay open."""
         for sock in (self._listener, *(stranger.sock for stranger in self.strangers.values())):
             with suppress(OSError):
                 os.close(sock.detach())

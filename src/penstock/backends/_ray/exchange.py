@@ -1,7 +1,7 @@
 """Sends tasks to workers on other nodes, and receives their batches.
 
 Each connection has a thread that receives batches directly into the slabs (the memory for batches), and sends the
-next task. So workers are busy while the caller is in its training step. The caller's thread and these threads share
+next task. So workers are busy while the caller runs its training step. The caller's thread and these threads share
 one `Exchange`.
 
 When a worker is lost, the thread of its connection reports the loss, and then ends. So once the engine knows of the
@@ -226,13 +226,13 @@ class Exchange:
             each.push()
 
     def _begin(self, remote: RemoteWorker) -> None:
-        """Records that the worker begins its next task, or that the worker has no task and is idle."""
+        """Records that the worker now begins its next task, or is idle if it has none."""
         is_busy = self._ledger.has(remote.id) is not None
         remote.began = time.monotonic()
         self.gauges.begun(remote.seat, time.perf_counter_ns() if is_busy else 0)
 
     def _dealt(self) -> list[Link]:
-        """Assigns queued tasks and exit requests. The caller holds the lock, and later pushes the returned links."""
+        """Assigns queued tasks and exit requests, with the lock held. The caller must push the returned links."""
         links: dict[Link, None] = {}
         for worker in self._ledger.leave():
             remote = self._remotes[worker]
@@ -315,7 +315,7 @@ class Exchange:
         return seq, steps
 
     def _silent_nodes(self) -> dict[str, float]:
-        """Returns how many seconds each silent node has been silent. Forgets a node after a minute."""
+        """Returns the seconds since each silent node fell silent. Forgets a node after a minute."""
         now = time.monotonic()
         with self._lock:
             self._silent = {node: since for node, since in self._silent.items() if now < since + _SILENT}

@@ -45,7 +45,7 @@ _TLS_FILES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
 
 
 class Hello(NamedTuple):
-    """A worker's description of itself. `clock` is the worker's `time.perf_counter_ns` when the hello is made."""
+    """A worker's description of itself. `clock` is the worker's `time.perf_counter_ns()` when it makes the hello."""
 
     worker: int
     pid: int

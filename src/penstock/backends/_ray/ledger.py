@@ -107,7 +107,7 @@ class Ledger:
         return None
 
     def _sort(self, worker: int) -> None:
-        """Records whether a worker is free or may get a second task. An open exit request rules out second tasks."""
+        """Records whether a worker is free or, unless `_leaves` > 0, may get a second task."""
         self._free.pop(worker, None)
         self._ready.pop(worker, None)
         if worker in self._halted:
@@ -171,7 +171,7 @@ class Ledger:
     # Leaving.
 
     def want_leave(self, seat: int = ANY) -> None:
-        """Asks one worker to exit: the first idle worker for `ANY`, else the worker in `seat` after its last task."""
+        """Asks a worker to exit: the one in `seat` after its last task, or the first idle one if `seat` is `ANY`."""
         if seat == ANY:
             self._leaves += 1
             for worker in tuple(self._ready):

@@ -22,7 +22,7 @@ class ProcessEnd(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The data with which a worker process connects to the driver: the first argument of `actor.serve`."""
+    """What a worker process needs to connect to the driver: the first argument of `actor.serve`."""
 
     address: tuple[str, int]
     encrypted: bool
