@@ -299,9 +299,9 @@ class Options:
 
     # Derived from the arguments.
     auto: tuple[str, ...]
-    """The names of the automatically tuned settings. The fields with these names hold the current numbers."""
+    """The names of the automatically tuned settings. Their fields hold the current values."""
     is_unsplit: bool
-    """True if all ranks read the same samples: a seed is given, and neither `shard=` nor a sampler splits them."""
+    """True if ranks would read the same samples: with a seed, but without `shard=` or a sampler that splits them."""
     for_backends: Mapping[str, Any]
     """Maps the names of arguments that only backends understand to the values that the caller gave."""
 

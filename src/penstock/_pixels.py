@@ -90,9 +90,9 @@ class Jpeg:
         self.height, self.width = (width, height) if self._orientation > 4 else (height, width)
 
     def pixels(self, rows: int, shrink: int, scratch: GetScratch) -> tuple[Pixels, int]:
-        """Decodes at least the first `rows` rows. Returns the pixels, and the factor by which the image is shrunk.
+        """Decodes the top of an image. Returns the pixels, and the factor by which the image is shrunk.
 
-        `rows` counts rows of the full-size image. `shrink` is the largest allowed factor: 1, 2, 4 or 8. The last row
+        `rows` is the least number of rows to decode, counted at full size. `shrink` is the largest allowed factor: 1, 2, 4 or 8. The last row
         and the last column may contain padding. `scratch(n)` returns a temporary buffer of n bytes.
         """
         height, width = self.stored

@@ -55,7 +55,7 @@ def progress(iterable: Iterable[T], description: str = "", *, total: int | None 
 
 
 def _length(*candidates: Any) -> int | None:
-    """Returns the length of the first candidate that has a length, or None if no candidate has a length."""
+    """Returns the length of the first candidate that has a length, or None if there is no such candidate."""
     for candidate in candidates:
         try:
             return len(candidate)

@@ -18,11 +18,11 @@ from typing import Any
 from penstock._memory.forms import EXACT_FORMS, FORMS, LEAVES, MARKED, Form, MemoTable
 
 MAX_DEPTH = 64
-"""The greatest allowed nesting depth of containers. A cycle exceeds any depth, and so is detected."""
+"""The maximum nesting depth of containers. A cycle exceeds any depth, and so is detected."""
 
 
 class Spec:
-    """The structure of a tree without its leaves: hashable, picklable, and made by `flatten`."""
+    """The structure of a tree without its leaves. Hashable and picklable."""
 
     __slots__ = ("_hash", "build", "children", "count", "keys", "kind")
 
@@ -63,7 +63,7 @@ class Spec:
 
     @property
     def below(self) -> tuple[Spec | None, ...]:
-        """For each value in the container: the Spec of the value, or None if the value is a leaf."""
+        """The Spec of each value in the container, or None for a leaf."""
         return (None,) * self.count if self.children is None else self.children
 
     @property
