@@ -92,8 +92,9 @@ class Jpeg:
     def pixels(self, rows: int, shrink: int, scratch: GetScratch) -> tuple[Pixels, int]:
         """Decodes the top of an image. Returns the pixels, and the factor by which the image is shrunk.
 
-        `rows` is the least number of rows to decode, counted at full size. `shrink` is the largest allowed factor: 1, 2, 4 or 8. The last row
-        and the last column may contain padding. `scratch(n)` returns a temporary buffer of n bytes.
+        `rows` is the least number of rows to decode, counted at full size. `shrink` is the largest allowed factor: 1,
+        2, 4 or 8. The last row and the last column may contain padding. `scratch(n)` returns a temporary buffer of n
+        bytes.
         """
         height, width = self.stored
         while self._orientation > 1 and (height % shrink or width % shrink):
