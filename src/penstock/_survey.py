@@ -1,4 +1,4 @@
-"""Reads all samples of a dataset once, to judge or measure them. Results for samples from files are cached."""
+"""Reads all samples of a dataset, each of which is a number. The numbers are cached if the dataset can be identified."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _until(loader: Any, stop: float) -> Iterator[Any]:
 
 
 def identity_of(measured: MappedDataset[Any]) -> str | None:
-    """Returns a digest that identifies a dataset's samples, or None if no digest can identify the samples.
+    """Returns a digest that identifies a dataset's samples, or None if they cannot be identified.
 
     The digest covers the dataset's files, the pickled dataset with its functions, and the source files of these
     functions. It does not cover other modules that the source files import.

@@ -65,7 +65,7 @@ def _outage(measures: Measures) -> Outage | None:
 def _period(
     measures: Measures, now: MeterSnapshot, before: MeterSnapshot, longest: tuple[int, int], epoch: int | None
 ) -> Period:
-    """Returns the statistics between two snapshots, for one epoch or, if `epoch` is None, for the loader's life."""
+    """Returns the statistics between two snapshots, for one epoch or, if `epoch` is None, for all epochs."""
     totals = now.sum().minus(before.sum())
     sums, known = totals.sums, before.workers()
     seats = {seat for crew in measures.crews() for seat in crew.seats}

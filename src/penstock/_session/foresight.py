@@ -19,8 +19,8 @@ from penstock.source._nested import Foresee, foresee_of
 class Foresight:
     """A forecast of the keys that a loader will request, and the object that `__foresee__` returned for the forecast.
 
-    A foresight is kept from one epoch to the next, so that the dataset can fetch data between epochs. The returned
-    object is closed when an epoch is abandoned, the loader is closed, or the foresight is garbage collected.
+    A `Foresight` is kept from one epoch to the next, so that the dataset can fetch data between epochs. The returned
+    object is closed when an epoch is abandoned, the loader is closed, or the `Foresight` is garbage collected.
     """
 
     _returned: Any = None
@@ -64,11 +64,11 @@ class Foresight:
 def foresee(
     last: Foresight | None, dataset: Any, plan: AnyPlan | None, progress: Progress, counts: CacheCounts
 ) -> Foresight | None:
-    """Returns `last` if it can continue into the epoch that is starting, otherwise a new `Foresight`.
+    """Returns the `Foresight` for the epoch that is starting: `last` if it can continue, otherwise a new one.
 
-    Returns None if the keys cannot be forecast, or if the dataset takes no forecasts. Call this function before the
-    workers get their first task. Call `Foresight.start` only after the workers have started, because a process with
-    several threads cannot fork safely.
+    If the keys cannot be forecast, or no dataset has a `__foresee__` method, returns None instead. Call this function
+    before the workers get their first task. Call `Foresight.start` only after the workers have started, because a
+    process with several threads cannot fork safely.
     """
     told = foresee_of(dataset) if isinstance(plan, ComputedPlan) else None
     if told is None or not isinstance(plan, ComputedPlan) or plan.upcoming(progress.epoch) is None:

@@ -1,4 +1,4 @@
-"""Collects measurements of a loader's caller and workers, from which `figures.py` computes `Stats`."""
+"""Collects the measurements from which `figures.py` computes `Stats`: those of a loader's caller and workers."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _IN_THE_CALLER = {"inline": "the calling process", "prefetch": "the reading thre
 
 
 def displayed_name(settings: Mapping[str, Any]) -> str:
-    """Returns a format string for the names of workers in this process, or "" for workers in other processes."""
+    """Returns a format string for worker names, or "" if the workers run in other processes."""
     return "worker {} (thread)" if settings.get("threads") else _IN_THE_CALLER.get(str(settings.get("backend")), "")
 
 
 class MeasuredCrew(Protocol):
-    """A group of workers that is measured: an `Engine`, or the reading thread of `prefetch`."""
+    """A group of workers to measure: an `Engine`, or the reading thread of `prefetch`."""
 
     @property
     def stopwatch(self) -> Stopwatch: ...
@@ -100,13 +100,13 @@ class Measures:
             self.hired, self.shipped = clock(), getattr(engine.backend, "shipped", 0.0)
 
     def end_epoch(self) -> None:
-        """Records that an epoch was read to its end, and not abandoned."""
+        """Records that an epoch was read to its end rather than abandoned."""
         self._turns.epoch_ended(clock() * 1e-9, self.stats)
 
     def tick(self) -> None:
-        """Does the work of one tick. There are two ticks per second.
+        """Updates the figures that change over time. Called twice per second.
 
-        The history is extended, and the statistics are published, only on some of the ticks.
+        Only some of the calls extend the history or publish the statistics.
         """
         self.meter.due = False
         self._ticks += 1
@@ -129,7 +129,7 @@ class Measures:
         publish(self, self.stats())
 
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
-        """Begins a trace of all crews, including crews that start later."""
+        """Starts tracing all crews, including those that start later."""
         from penstock._session.tracing import Tracing
 
         if self._tracing is not None and not self._tracing.closed:
@@ -170,16 +170,16 @@ class Measures:
         return [crew.gauges for crew in self.crews()]
 
     def snapshot(self) -> MeterSnapshot:
-        """Returns a copy of all counters. Each step of a task is counted when that step is handed out."""
+        """Returns a copy of all counters. Of an unfinished task, only the steps handed out so far are counted."""
         crews = list(self.crews())
         answers = [answer for crew in crews if (answer := crew.open_answer()) is not None]
         return self.meter.snapshot([crew.gauges for crew in crews], answers)
 
     def first_batch(self) -> list[int] | None:
-        """Returns five points in time on the way to the first batch, or None if there has been no batch yet.
+        """Returns the times of five events that led to the first batch, or None if there has been no batch yet.
 
-        They are the times when `iter()` was called, when the workers were started, when a worker was ready, when a
-        worker had a sample, and when the caller had the batch.
+        These are the times at which `iter()` was called, the workers were started, a worker became ready, a worker
+        had fetched a sample, and the caller received the batch.
         """
         if self._first is None and self.meter.first:
             counts = self.meter.snapshot(self.live()).workers().values()

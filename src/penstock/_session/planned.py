@@ -15,7 +15,7 @@ from penstock.stats._figures import BudgetFigures, CommitFigures, MixtureFigures
 
 
 def planned(feed: Feed, epochs: Epochs, reweighed: list[tuple[int, int]]) -> dict[str, Any]:
-    """Returns the planning figures for `Stats`. `reweighed` lists (epoch, step) for each change of weights."""
+    """Returns the planning figures for `Stats`. `reweighed` lists the (epoch, step) of each change of weights."""
     found: dict[str, Any] = {}
     if isinstance(epochs, CommittedEpochs):
         found["commits"] = CommitFigures(*epochs.figures())
@@ -46,7 +46,7 @@ def _lengths(plan: ComputedPlan) -> NDArray[np.int64] | None:
 
 
 def _shares(sources: list[tuple[str, float, int, int, float | None]]) -> tuple[SourceFigures, ...]:
-    """Makes the figures of each source from the tuples that `WeightHistory.shares` returns."""
+    """Computes each source's figures from the tuples that `WeightHistory.shares` returns."""
     weights, samples = sum(source[1] for source in sources), sum(source[2] for source in sources)
     known = all(mean is not None for *_, mean in sources)
     tokens = [count * (mean or 0.0) for _, _, count, _, mean in sources]

@@ -53,20 +53,20 @@ class Reader:
         self.skipped: list[tuple[Any, Exception]] = []
 
     def start(self) -> None:
-        """Opens the epoch on the engine, which starts the workers if they are not running yet."""
+        """Opens the epoch on the engine. The engine starts the workers if they are not running yet."""
         assert self._engine is not None
         self._engine.open(self._run)
         self._session.measures.started(self._engine)
 
     def take(self) -> Any:
-        """Returns the next batch, converted for the caller. A NoBatch stands for the end or for a failed batch."""
+        """Returns the next batch, converted for the caller, or a NoBatch if the epoch is over or a batch failed."""
         data = self._next().data
         return data if self._deliver is None or type(data) is NoBatch else self._deliver(data)
 
     def _next(self) -> StepResult:
         """Returns the next batch and its task.
 
-        At the end of the epoch, or in place of a failed batch, the result contains a NoBatch and no task.
+        If the epoch is over or a batch failed, returns a NoBatch, and None in place of the task.
         """
         while True:
             run = self._run
@@ -167,7 +167,7 @@ class SeedReader(Reader):
         return self._session.length() if steps is None else steps
 
     def redraw(self, run: Run) -> None:
-        """Continues the epoch with other keys. The caller must hold the engine and the lock `passing`."""
+        """Continues the epoch with other keys. Call this inside `Engines.held`, while holding the lock `passing`."""
         if self._engine is not None:
             self._run, self._plan, self._foresight = run, run.plan, self._session.foresight
             self._engine.reopen(run)

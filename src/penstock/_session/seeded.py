@@ -52,8 +52,8 @@ S = TypeVar("S", bound=SeedReader)
 class SeedSession(Session):
     """A session that also implements the `Semantics` of its loader.
 
-    The seed, the plan and the epochs live as long as the loader. A loader that returns arrays of another
-    library than numpy, such as tensors, passes `face` (see `displayed_settings`) and `make_runner` (see `Job`).
+    The seed, the plan and the epochs live as long as the loader. A loader that returns arrays of a library
+    other than numpy, such as tensors, passes `face` (see `displayed_settings`) and `make_runner` (see `Job`).
     """
 
     deliver: Callable[[Any], Any] | None = None
@@ -162,7 +162,7 @@ class SeedSession(Session):
         return self.begin(CommitBatches if self.options.commit else IndexedBatches)
 
     def made(self, data: Any, rows: int, **about: Any) -> Batch[Any]:
-        """Makes a `Batch` for `batches()`. The data has `rows` rows, and `about` has the other fields."""
+        """Makes a `Batch` for `batches()`. `rows` is the number of rows in `data`. `about` holds the other fields."""
         return Batch(data, **about)
 
     def commit(self, batch: Batch[Any]) -> None:
@@ -199,9 +199,9 @@ class SeedSession(Session):
         return explained(plan, self.dataset, number, int(step))
 
     def _plan_in_use(self, epoch: int, step: int) -> ComputedPlan | None:
-        """Returns the current plan if it contains this step of this epoch, otherwise None.
+        """Returns the current plan if it contains the given step, otherwise None.
 
-        The windows of the current plan are already computed.
+        Unlike a new plan, the current plan has already computed its windows.
         """
         progress = self.epochs.progress
         plan = None if progress is None or progress.epoch != epoch else progress.plan
@@ -366,7 +366,7 @@ class SeedSession(Session):
         self.epochs.load(resume)
 
     def _fitting(self, state: State) -> State:
-        """Converts `state` to this loader's number of ranks. Raises StateError if `state` does not fit the loader."""
+        """Adapts `state` to this loader's number of ranks. Raises StateError if `state` does not fit the loader."""
         plan, about = self.feed.plan(state.seed or 0), self._about()
         if state.begun:  # or a later epoch
             about["sampler"] = content(plan, about["length"])
@@ -431,7 +431,7 @@ class SeedSession(Session):
         self._length = self.feed.length()
 
     def _reweigh(self, weights: Mapping[str, float]) -> None:
-        """Changes a mixture's weights from the first position that can still change. Recomputes the steps from there.
+        """Changes a mixture's weights, and recomputes the steps, from the first sample that can still change.
 
         The workers need not know the weights, because a key stands for the same sample whatever the weights are.
         """
@@ -499,7 +499,7 @@ class SeedSession(Session):
             self.foresight.start()
 
     def set_num_workers(self, number: int) -> None:
-        """Sets the number of workers. If the number of workers was "auto", it is no longer tuned."""
+        """Sets the number of workers, and stops tuning it if it was "auto"."""
         now = self.options.num_workers
         if not is_int(number, 1) or not now:
             raise ValueError(

@@ -37,14 +37,14 @@ class Semantics(Protocol):
 
 
 class Position(Protocol):
-    """The position in an epoch, to which a reader reports each step."""
+    """The position in an epoch. A reader reports each step to this object."""
 
     def passed(self, step: int, mark: bytes | None, worker: int, /) -> None:
         """Records that a step was handed out, as a batch or an error. `mark` is the saved position after the step."""
 
     def finish(self, end: bytes | None, ends: Mapping[int, bytes], /) -> None:
-        """Records that the caller has been told that the epoch is over.
+        """Records that the caller has been told of the epoch's end.
 
-        `end` is the mark (the saved position of a stream) where the next epoch begins. `ends` has such a mark for
-        each worker that reads its own stream.
+        `end` is the saved stream position at which the next epoch begins. If each worker reads its own
+        stream, `ends` holds one such position per worker.
         """

@@ -1,4 +1,4 @@
-"""The part of a loader that is the same for penstock's and torch's semantics."""
+"""The part of a loader that penstock's and torch's semantics share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Session:
         self.measures = Measures(name, settings, self.engines.ours)
 
     def hire(self, semantics: Semantics) -> Engine:
-        """Creates an engine with these semantics. The workers start when an epoch is opened."""
+        """Creates an engine that follows `semantics`. The workers start when an epoch is opened."""
         job = semantics.job()
         backend = semantics.backend(job)
         try:

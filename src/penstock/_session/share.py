@@ -46,7 +46,7 @@ class Consumer(AbstractContextManager["Consumer"]):
 
 
 class _Item(NamedTuple):
-    """A batch or a NoBatch, and the steps that count as handed out as soon as a consumer gets `batch`."""
+    """A batch or a NoBatch, with the steps that are reported as handed out once a consumer receives it."""
 
     steps: list[tuple[int, bytes | None, int]]
     batch: Any
@@ -56,7 +56,7 @@ _ENDED = _Item([], END)
 
 
 class _NextCall:
-    """A call to `next()`. If the call is interrupted, the batch in `item` is lost, because `item` is in no queue."""
+    """A call to `next()`. If the call is interrupted, the batch in `item` is lost: no queue contains that batch."""
 
     item: _Item | None = None
 
@@ -64,9 +64,9 @@ class _NextCall:
 class SharedEpoch:
     """An epoch that several consumers read.
 
-    The epoch has only weak references to its consumers: a consumer that is garbage collected leaves the epoch. The
-    reader reports each step to this object, and not to the epoch's position, because a batch that still waits for
-    its consumer does not count as handed out.
+    The epoch holds only weak references to its consumers: a consumer that is garbage collected leaves the epoch. The
+    reader reports each step to this object, not directly to `position`, because a batch that is still waiting for its
+    consumer does not count as handed out.
     """
 
     def __init__(self, reader: Batches, position: Position, consumers: int, in_turn: bool, window: int) -> None:
@@ -197,7 +197,7 @@ class SharedEpoch:
             self._changes.tell()
 
     def _wake(self) -> None:
-        """Wakes all consumers. Ends the epoch if every batch was handed out or every consumer has left."""
+        """Wakes all consumers. Ends the epoch once every batch has been handed out or every consumer has left."""
         if self._ended and not self._left and not any(self._queues.values()):
             self._position.finish(*self._end)
         if not self._queues and self._reading is None:

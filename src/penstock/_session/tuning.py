@@ -1,4 +1,4 @@
-"""Passes counters of the caller and the workers to the tuner, and returns the tuner's decisions."""
+"""Passes the counters of the caller and the workers to the tuner, and the tuner's decisions to the session."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Tuning:
         )
 
     def _started(self, engine: Engine) -> int:
-        """Returns how many workers have done a step. The tuner waits for all workers: a first step may be slow."""
+        """Returns how many workers have done a step. The tuner waits for all, because a first step may be slow."""
         rows = {seat: engine.backend.gauges.counts(seat) for seat in engine.seats}
         for seat, row in rows.items():
             if seat not in self._births or self._births[seat][0] != row.born:

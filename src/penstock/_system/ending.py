@@ -1,8 +1,8 @@
 """Raises the exceptions of penstock's iterators: StopIteration at the end, or an error in place of a batch.
 
-Inside penstock, the end and errors are values, and only this module raises exceptions. So a StopIteration that
-arrives here comes from the user's code. It is replaced by a RuntimeError, because the caller would mistake a
-StopIteration for the end of the epoch.
+Inside penstock, errors and the end of an iteration are values, and only this module raises exceptions. So a
+StopIteration that arrives here comes from the user's code. It is replaced by a RuntimeError, because the caller would
+mistake a StopIteration for the end of the epoch.
 """
 
 from __future__ import annotations
@@ -89,4 +89,4 @@ def _not_the_end(error: StopIteration) -> RuntimeError:
 
 
 RAISING = raises_instead(id).__code__
-"""Code object of the function that raises errors in place of batches, used to find its frame in tracebacks."""
+"""The code object of the function that raises errors in place of batches. It identifies the function in tracebacks."""

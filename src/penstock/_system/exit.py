@@ -23,7 +23,7 @@ from penstock._system.interrupts import LiveObjects, interrupts_deferred, over
 
 class _Open(Protocol):
     def at_exit(self) -> None:
-        """Closes the object. Only daemon threads may still be using it, because other threads have ended."""
+        """Closes the object. Only daemon threads can still be using it, because all other threads have ended."""
 
 
 _open = LiveObjects[_Open]()

@@ -3,7 +3,8 @@
 CPython runs a handler in the main thread, between two instructions: at the start of a Python function, at a backward
 jump, and after a call to C code. In the last case, the result of the call is lost. CPython runs no handler at an
 assignment, at an attribute access, at the return of a Python function, or at the entry and exit of `with` on a lock.
-(This is true for Python 3.11 to 3.13, where the opcodes RESUME, JUMP_BACKWARD and CALL run handlers.) Four rules:
+(This is true for Python 3.11 to 3.13, where the opcodes RESUME, JUMP_BACKWARD and CALL run handlers.) So penstock
+follows four rules:
 
 - A resource is registered with its owner before it is acquired, or is acquired by `acquire`. Calling a class counts
   as a call to C code, so a new object can be lost, too. Therefore, an object that acquires something in its
@@ -13,7 +14,7 @@ assignment, at an attribute access, at the return of a Python function, or at th
 - A resource is released inside a block of `interrupts_deferred`.
 - A late import uses `import_whole`.
 
-Threads wait for each other with `InterruptSafeCondition`, and not with a Condition or an Event from `threading`.
+Threads wait for each other with `InterruptSafeCondition`, not with a Condition or an Event from `threading`.
 docs/decisions/0022 gives the reasons, and tests/faults/test_interrupts.py interrupts at each of these points.
 """
 
@@ -175,7 +176,7 @@ _numbers = count()
 
 
 def free_at_end(of: object, action: Callable[[], object]) -> None:
-    """Like `call_at_end`, but returns nothing that the caller must keep. `action` must not refer to `of`."""
+    """Like `call_at_end`, but the caller need not keep a returned object. `action` must not refer to `of`."""
     # A weak reference that only the object keeps alive may be gone too early: numpy 2.5 releases an array's base
     # before it calls the weak references to the array.
     number = next(_numbers)
@@ -207,7 +208,7 @@ class LiveObjects(Generic[T]):
 
 
 over: list[bool] = []
-"""Not empty once the program has begun to exit (see `_system/exit.py`)."""
+"""This list is empty until the program begins to exit (see `_system/exit.py`)."""
 
 
 def finalizer(release: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -1,4 +1,4 @@
-"""Finds the system's memory and CPUs and, for error messages, the limits on processes and threads."""
+"""Finds the amount of memory, the number of CPUs and, for error messages, the limits on processes and threads."""
 
 from __future__ import annotations
 

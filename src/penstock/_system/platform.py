@@ -2,7 +2,7 @@
 
 Worker processes need Linux, as do memory and locks that processes share. Everything else runs wherever Python does.
 So modules that run everywhere import the names below from this module instead of from `os`. Only modules for worker
-processes use `os` itself. Each constant depends on a system call and not on the name of the system. See
+processes use `os` itself. The constants depend on what `os` and `fcntl` offer, not on the name of the system. See
 docs/decisions/0058.
 """
 
@@ -79,6 +79,6 @@ pread: Callable[[int, int, int], bytes] = getattr(os, "pread", _pread)
 
 
 def advise_to_read(fd: int, start: int, length: int) -> None:
-    """If the system takes such advice, tells the kernel that this range of a file will be read soon."""
+    """Tells the kernel that this range of a file will be read soon. Does nothing without `os.posix_fadvise`."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, start, length, os.POSIX_FADV_WILLNEED)

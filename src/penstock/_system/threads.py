@@ -1,8 +1,8 @@
 """Threads that penstock runs in the caller's process. They end before the interpreter does.
 
-They are daemon threads, so that a program can exit while such a thread only waits for work. But Python may end a
+They are daemon threads, so that a program can exit while such a thread is only waiting for work. But Python may end a
 daemon thread at any point by unwinding its stack, which aborts the process if C++ or Rust code (for example torch's)
-is on the stack. So at exit, each thread is told to end, and may finish its current sample.
+is on the stack. So at exit, each thread is told to end, and has time to finish its current sample.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ GRACE = 1.0
 """Seconds that a prefetcher's `close()` waits for its thread. A slower thread finishes in the background."""
 
 PATIENCE = 2.0
-"""Seconds after which the interpreter's exit stops waiting for a thread that has used no CPU time.
+"""Seconds after which the interpreter, at exit, stops waiting for a thread that has used no CPU time.
 
-Such a thread waits for something that may never come, such as a network response, and cannot abort the process while
-it waits. If a thread keeps computing, the exit waits without a limit, as `concurrent.futures` does.
+Such a thread is waiting for something that may never happen, such as a network response, and cannot abort the process
+while it waits. If a thread keeps computing, the interpreter waits without limit, as it does for `concurrent.futures`.
 """
 
 _SILENCE = 10.0  # seconds of waiting at exit before a line on standard error says why
@@ -43,7 +43,7 @@ _ended: list[bool] = []  # not empty once the exit has ended all threads
 
 
 def started(name: str, work: Callable[[], None], stop: Callable[[], object]) -> threading.Thread:
-    """Starts a daemon thread that runs `work`. Any thread may call `stop`, which tells the new thread to end soon."""
+    """Starts a daemon thread that runs `work`. Any thread may call `stop`, which must tell the new one to end."""
     if _ended:
         raise RuntimeError(
             "The program is ending, so penstock can start no more threads: they would be cut off in the middle of a "

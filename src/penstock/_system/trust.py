@@ -8,7 +8,7 @@ about the open file, and never by its name or by the process that holds it:
 - A mapped memfd has seals, which cannot be removed, so that it can neither shrink nor change (`open_sealed`).
 - A folder and every folder above it must meet the same conditions as a file (`use_folder`).
 
-New files are opened with O_EXCL, so that no link is followed, and get their mode regardless of the umask. Other
+New files are opened with O_EXCL, so that no link is followed. The umask does not affect their mode. Other
 programs of this user are trusted. But such a program may be suspended at any moment, so penstock never waits for it
 longer than LONGEST seconds.
 """
@@ -114,7 +114,7 @@ def open_sealed(path: str, name: str, seals: int, flags: int = os.O_RDONLY, owne
 
 
 def check_beside(path: str, of: str) -> os.stat_result:
-    """Raises Untrusted if a user who cannot change the file `of` can write to the file `path` in the same folder."""
+    """Compares two files in one folder: raises Untrusted if a user may write to `path` but not to `of`."""
     folder, about = os.stat(os.path.dirname(of) or "."), os.lstat(path)
     # A group that may replace any file in the folder is trusted.
     group = folder.st_gid if folder.st_mode & stat.S_IWGRP and not folder.st_mode & stat.S_ISVTX else None
@@ -127,7 +127,7 @@ def check_beside(path: str, of: str) -> os.stat_result:
 
 
 def is_memfd(path: str, name: str) -> bool:
-    """True if a path like /proc/PID/fd/N is a memfd with this name. Raises OSError if there is no such path."""
+    """True if a path like /proc/PID/fd/N leads to a memfd of this name. Raises OSError if the path does not exist."""
     return os.readlink(path) == f"/memfd:{name} (deleted)"
 
 
@@ -139,7 +139,7 @@ def seal(fd: int, seals: int) -> None:
 def processes(user: int) -> Iterator[int]:
     """Yields the ids of a user's processes, except hidden ones (see hidepid in proc(5)).
 
-    A process may have opened files that other users can write, so check each file before using it.
+    A process may have opened files that other users can write to, so check each file before using it.
     """
     for pid in os.listdir("/proc"):
         with suppress(OSError):  # it has ended
@@ -248,7 +248,7 @@ def use_folder(path: str, shared: bool = False) -> int | None:
 
 
 def tighten(path: str, is_ours: Callable[[str], object]) -> None:
-    """Makes a folder of an older version private, unless `is_ours` rejects a name in the folder."""
+    """Makes a folder from an older penstock version private, unless `is_ours` rejects the name of a file in it."""
     with suppress(OSError):
         about = os.stat(path)
         if about.st_mode & 0o077 and about.st_uid == _user() and all(map(is_ours, os.listdir(path))):

@@ -1,10 +1,9 @@
 """The command `penstock demo`: a small job that checks its own results.
 
 Three runs load the same two epochs of random resized crops from a memory-mapped file. The first run has no workers,
-and the second has two. In the third, a worker is killed, and later the loader is stopped and resumed with another
-number of workers. The batches of all three runs are hashed and must be equal. If torch is installed, torch's
-DataLoader also loads two epochs, for comparison. On a system without worker processes, the workers are threads, and
-none is killed.
+and the second has two. In the third, a worker is killed, and later the loader is stopped and resumed with fewer
+workers. The batches of all three runs are hashed and must be equal. If torch is installed, torch's DataLoader also
+loads two epochs, for comparison. On a system without worker processes, the workers are threads, and none is killed.
 """
 
 from __future__ import annotations
@@ -144,7 +143,7 @@ def _loader(dataset: Pictures, workers: int) -> DataLoader[Any]:
 
 
 def _troubled(console: Console, dataset: Pictures) -> Generator[Any, None, None]:
-    """Yields the batches of all epochs. Kills a worker on the way, then stops and resumes with fewer workers."""
+    """Yields the batches of all epochs. Kills a worker, and later stops and resumes with fewer workers."""
     with _loader(dataset, WORKERS) as loader:
         for batches, batch in enumerate(loader, 1):
             yield batch

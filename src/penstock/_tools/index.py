@@ -1,4 +1,4 @@
-"""The command `penstock index`, which writes an index next to tar files, so that samples are found without a scan."""
+"""The command `penstock index`, which writes an index next to tar files. With an index, loading need not scan the files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(paths: Sequence[str], out: str | None, storage: dict[str, Any] | None = 
 def _index(files: Sequence[AnyFile], indexes: Mapping[Identity, Index], out: str | None) -> int:
     """Writes the index of one folder's tar files.
 
-    If `out` is None, an existing index in the folder keeps its entries for tars that are not in `files`.
+    If `out` is None, the folder's existing index is updated, and keeps its entries for tars that are not in `files`.
     """
     entries = {} if out is not None else _present(files[0])
     made = for_each(lambda file: entry_of(file, indexes[file.identity]), files)
@@ -77,7 +77,7 @@ def _present(file: AnyFile) -> dict[str, Entry]:
 
 
 def _written(file: AnyFile, content: bytes, out: str | None) -> tuple[str, int]:
-    """Writes the index. Returns its path and the exit code, which is 1 if the remote folder is not writable."""
+    """Writes the index. Returns its path and the exit code: 1 if the folder is remote and cannot be written to."""
     if out is None and isinstance(file, RemoteFile):
         where = f"{folder_of(file)}/{NAME}"
         try:

@@ -51,7 +51,7 @@ class Loader:
         return self.published.stats
 
     def paused(self, now: float) -> float:
-        """Returns the seconds since the loader last published statistics, or 0 if the loader is not paused."""
+        """Returns how many seconds ago the loader last published statistics, or 0 if the loader is not paused."""
         quiet = now - self.published.at
         return quiet if quiet > QUIET else 0.0
 

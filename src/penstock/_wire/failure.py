@@ -116,7 +116,7 @@ def keep(exc: BaseException, *, where: str) -> BaseException:
 
 
 def _traceless(value: Any) -> Any:
-    """Copies exceptions without tracebacks, also inside lists, tuples and dicts. Keeps all other values."""
+    """Copies exceptions, even inside lists, tuples and dicts, but not their tracebacks. Keeps all other values."""
     if isinstance(value, BaseException):
         return without_trace(copied(value, _traceless))
     if type(value) is dict:
@@ -131,7 +131,7 @@ def without_trace(exc: BaseException, cause: BaseException | None = None) -> Bas
 
 
 def forget_earlier(exc: BaseException) -> None:
-    """If an exception was raised more than once, removes the frames of earlier raises from its traceback."""
+    """If an exception was raised more than once, removes the older frames from its traceback."""
     # If an object is raised again, Python puts the new frames before the old ones, so its traceback would grow
     # without limit. The old frames begin where the function that catches the exception occurs a second time. They
     # are kept if the frame before them is `RAISING`: then they belong to another loader, which the dataset uses.

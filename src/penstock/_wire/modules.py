@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 ABSENT = {b"__main__", b"__mp_main__"}
-"""Names of modules known not to be importable, as bytes, because pickles are searched for these names."""
+"""Modules that are known not to be importable. The names are bytes, because pickles are searched for them."""
 
 
 @contextmanager

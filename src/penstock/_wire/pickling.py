@@ -128,7 +128,7 @@ class _Overridable(pickle.Pickler):
 
 
 class _Meeting(dict[type, Reduce]):
-    """A dispatch table for pickle that imports a guest's functions when they are needed."""
+    """A dispatch table for pickle. It imports a guest library's reducers when they are first needed."""
 
     def __missing__(self, kind: type) -> Reduce:
         if guest_in(kind.__module__) is not None and kind in REDUCERS:
@@ -137,7 +137,7 @@ class _Meeting(dict[type, Reduce]):
 
 
 def _reduce_array(array: NDArray[Any]) -> str | tuple[Any, ...]:
-    """Pickles an array out of band. Copies a read-only or strided array first, so that it arrives writable."""
+    """Pickles an array out of band. A strided array, or one that would arrive read-only, is copied first."""
     flags = array.flags
     if not (flags.writeable and flags.forc):
         array = array.copy()
@@ -183,7 +183,7 @@ def tag(cls: type) -> bytes:
 
 
 def _tag(cls: type) -> bytes | None:
-    """Returns the tag of `cls`, or None if it has no tag or another copy of the class has taken over the tag."""
+    """Returns the tag of `cls`, or None if `cls` has none or another copy of the class has taken it over."""
     known = _tag_of.get(cls)
     return known if known is not None and _class_of.get(known) is cls else None
 

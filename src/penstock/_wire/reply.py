@@ -74,7 +74,7 @@ class Trailer(NamedTuple):
 
 
 MakeStray = Callable[[int, int], AbstractContextManager[Writer]]
-"""Opens a new stray: `with make_stray(seq, nbytes) as writer`. On exit, a stray that was large enough is sent."""
+"""Opens a new stray: `with make_stray(seq, nbytes) as writer`. On exit, the stray is sent unless it was too small."""
 
 
 class Replier:
@@ -158,7 +158,7 @@ def _put(writer: Writer, data: bytes) -> tuple[int, int]:
 
 
 def used_bytes(reply: bytes) -> int:
-    """Returns how many bytes at the slab's start a reply uses. This may be more than the slab has."""
+    """Returns how many bytes a reply uses at the start of the slab. The number may exceed the slab's size."""
     _, _, _, stray, base, _, _, nbytes, *_ = REPLY.unpack(reply)
     return 0 if stray else base + nbytes
 
@@ -208,7 +208,7 @@ class SocketStrays:
         return waiting + sum(root.nbytes for root in self._used)
 
     def receive(self) -> None:
-        """Receives all strays that were sent so far, so that the socket does not fill up."""
+        """Receives all strays that have been sent so far, so that the socket does not fill up."""
         with (
             interrupts_deferred(),
             socket.socket(fileno=os.dup(self.fd)) as strays,
@@ -241,7 +241,7 @@ class SocketStrays:
             self._close(key)
 
     def close(self) -> None:
-        """Closes all strays that were not taken. After an interrupt, this method can be called again."""
+        """Closes all strays that have not been taken. After an interrupt, this method can be called again."""
         while self._received:
             self._close(next(iter(self._received)))
 
@@ -251,7 +251,7 @@ class SocketStrays:
 
 
 class Receiver:
-    """The parent's side: reads replies and opens batches. `names` has the workers' names for error messages."""
+    """The parent's side: reads replies and opens batches. `names` holds the workers' names for error messages."""
 
     def __init__(self, strays: StrayReceiver, names: Mapping[int, str]) -> None:
         self._strays = strays

@@ -146,7 +146,7 @@ def _stays_here() -> bool:
 
 @contextmanager
 def _passing_on(descriptors: list[int]) -> Iterator[None]:
-    """Makes multiprocessing pickle as if it were starting a process. Collects descriptors that workers inherit."""
+    """Makes multiprocessing pickle objects as for a new process. Collects descriptors that workers will inherit."""
     import_whole("multiprocessing.context")
     from multiprocessing import context
 
@@ -228,7 +228,7 @@ class _MappedFile:
 
 
 def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
-    """Returns the memmap of which `array` is a view, possibly `array` itself. Returns None if there is no memmap."""
+    """Returns `array` if it is a memmap, otherwise the memmap that it is a view of, or None if there is none."""
     below: Any = array
     while isinstance(below, np.ndarray):
         if isinstance(getattr(below, "_mmap", None), mmap.mmap):
@@ -272,7 +272,7 @@ _ELSEWHERE = "Workers on other machines", "."
 
 
 def _unshippable(payload: object) -> UnshippableDataset | None:
-    """Returns an error that names the innermost part that cannot be pickled, or None if pickling now succeeds."""
+    """Returns an error for the innermost part of `payload` that cannot be pickled, or None if there is none."""
     why = _ON_THIS_MACHINE if _stays_here() else _ELSEWHERE
     path, culprit, reason, above = "", None, None, set()
     parts: list[tuple[str, object]] = [("", payload)]
@@ -292,7 +292,7 @@ def _unshippable(payload: object) -> UnshippableDataset | None:
 
 
 def _first_refused(parts: list[tuple[str, object]]) -> tuple[str, object, Exception] | None:
-    """Finds the first part that cannot be pickled. Uses bisection, because there may be a million parts."""
+    """Finds the first of `parts` that cannot be pickled. Uses bisection, because there may be a million parts."""
     while len(parts) > 1:
         half = parts[: len(parts) // 2]
         refused = _refusal([part for _, part in half]) is not None

@@ -25,17 +25,16 @@ class Setting(dict[str, Any]):
 
 
 def encode(change: Change, known: frozenset[bytes] = frozenset(), *, fresh: bool = True) -> bytes:
-    """Pickles a change to the dataset. A class with a tag in `known` is sent as this tag.
+    """Pickles a change to the dataset. A class whose tag is in `known` is sent by its tag.
 
     Any other class that workers cannot import is sent by value, and arrives as a new class. Forked workers
-    know the tags of the classes in `__main__`. Workers that were not forked have only what they can import, so they
-    need `fresh=True`.
+    know the tags of the classes in `__main__`. Workers that were not forked need `fresh=True` (see `pickling.dump`).
     """
     return dumps(change, override=by_tag(known), by_value=True, fresh=fresh)
 
 
 class UpdateLog:
-    """The offset `end` in the log of dataset changes. This process wrote or applied all changes before `end`."""
+    """A place in the log of dataset changes: this process has written or applied all changes before `end`."""
 
     __slots__ = ("end",)
 

@@ -1,4 +1,4 @@
-"""The task and the sample that a worker is processing, for random numbers and error messages."""
+"""Tracks which task and sample a worker is processing. Random numbers and error messages depend on them."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ class Focus(Source):
     # Random numbers.
 
     def draw_for(self, number: int) -> None:
-        """In the middle of a task, switches to the random numbers of the step `number`."""
+        """Switches to the random numbers of another step during a task. `number` comes from `Job.number`."""
         self._drawing = number
         self.rngs.clear()
         if self._generators.may_seed:
             self._generators.seed(self.task.epoch, number)
 
     def rng(self) -> Generator:
-        """Returns the random generator of the current sample, or of the whole step if no sample is current."""
+        """Returns the random generator of the sample being fetched or, if there is none, that of the whole step."""
         item, row = (None, -1) if self.loop is None else _now(self.loop)
         found = self.rngs.get(row)
         if found is None:
@@ -155,7 +155,7 @@ class Focus(Source):
                 )
 
     def name_all(self, at: str, mended: Mended | None = None) -> None:
-        """If samples have keys, records that `at`, an operation on all samples of a step, failed."""
+        """Records that the operation `at` failed for the step as a whole. Does nothing if samples have no keys."""
         keys = self.names() if mended is None else mended.keys
         if len(keys):
             self.doing(f"{at} of samples ", keys)

@@ -1,4 +1,4 @@
-"""The job of a loader's workers, and the interface of the runners that run their tasks."""
+"""The job of a loader's workers, and the interface of the objects that run the workers' tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TaskRunner(Protocol):
         """Applies changes to the dataset. If a change fails, every later task fails with the same error."""
 
     def run(self, task: Task, writer: Writer, gauge: Gauge | NoGauge) -> Done | AtEnd | Errored:
-        """Makes a task's batch, which penstock's own collate writes to the slab. If `run` raises, the worker ends."""
+        """Makes a task's batch. Penstock's own collate writes it to the slab. An error from `run` ends the worker."""
 
     def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
         """Returns the outcome of the latest task, whose batch could not be sent because of `error`."""

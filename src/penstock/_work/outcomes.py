@@ -27,7 +27,7 @@ class AtEnd(NamedTuple):
 
 
 class Errored(NamedTuple):
-    """The result of a failed task. `error` is the user's object, so `where` and `notes` are not added to it."""
+    """The result of a failed task. `error` belongs to the user, so `where` and `notes` are not added to it."""
 
     error: BaseException
     where: str

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 _LISTS = ("paths", "files", "filenames", "image_paths", "samples", "imgs")
-"""Names of dataset attributes that list the samples' paths, or tuples whose first item is the path."""
+"""The names of dataset attributes that may list all samples, each as a path or as a tuple that begins with a path."""
 
 
 def path_of(dataset: Any, key: Any, depth: int = 4) -> str:

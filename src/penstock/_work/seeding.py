@@ -77,7 +77,7 @@ class _Words(ISpawnableSeedSequence):
 
 
 def number_of(key: object) -> int:
-    """Returns an integer for a key, the same in every process. (Many hashes and pickles differ between processes.)"""
+    """Returns an integer for a key. Unlike many hashes and pickles, the integer is the same in every process."""
     if isinstance(key, (int, np.integer)):
         return int(key)
     if isinstance(key, tuple):  # item by item, because a pickle depends on which items are the same object
@@ -109,7 +109,7 @@ def number_of(key: object) -> int:
 if TYPE_CHECKING:
 
     class SavedGenerators(Protocol):
-        """Saved generator states. `put_back` may be called several times, and also if `take` was interrupted."""
+        """Saved generator states. `put_back` may be called several times, even if `take` was interrupted."""
 
         def take(self) -> None: ...
         def put_back(self) -> None: ...

@@ -1,11 +1,11 @@
 """Limits each library's thread pool to one thread per worker. PENSTOCK_WORKER_THREADS changes the limit; 0 lifts it.
 
 If each worker has pools with one thread per CPU, the workers slow each other down: torch.sum of 300,000 numbers takes
-five times as long. A library reads its environment variable only when it is loaded. After that, the number of threads
-can be changed only by calling a function of the library.
+five times as long. A library reads its environment variable only while being loaded. After that, only a function of
+the library can change the number of threads.
 
     fresh interpreter   has the variables from the start, and calls the functions after it has unpickled the dataset
-    forked worker       sets the variables, and calls the functions, which `look_up` has found before the fork
+    forked worker       sets the variables, and calls the functions, which `look_up` found before the fork
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The trials are, in this order:
 
     1  the plain loop, without workers
-    2  two threads and two processes, and then twice as many of each as long as doubling helps
+    2  two threads and two processes; each number is then doubled repeatedly, until doubling no longer helps
     3  25 % fewer and 50 % more workers than the best number so far; if the best number so far is 2, only 1 worker
 
 If processes are not faster than the same number of threads, larger numbers of processes are tried only above the
@@ -21,10 +21,10 @@ from penstock._system.platform import HAS_PROCESSES
 from penstock.stats._units import count, seconds, share
 
 HELPS = 1.1
-"""More workers are tried while each increase gives more than this speedup. Timings vary by a few percent."""
+"""Only a speedup by more than this factor counts, because timings vary by a few percent."""
 
 SCALES = 0.8
-"""Threads scale while the rate per thread is above this share of the rate per thread in the first threaded trial."""
+"""Threads count as scaling if their rate per thread exceeds this share of the first threaded trial's."""
 
 AS_GOOD = 0.95
 """A trial with at least this share of the best rate counts as equally fast. Fewer workers are then preferred."""
@@ -78,7 +78,7 @@ def next_choice(done: Sequence[Trial], limits: Limits) -> Choice | None:
 
 
 def _wanted(done: Sequence[Trial], limits: Limits) -> Iterator[Choice]:
-    """Yields the settings to try, most important first, including some that were tried already."""
+    """Yields the settings to try, most important first, including some that have already been tried."""
     rates = {trial.choice: trial.rate for trial in done}
     enough = any(trial.waiting < NOT_WAITING for trial in done)
     begin = 1 if limits.one_reader else min(2, limits.most)
@@ -111,7 +111,7 @@ def _more(rates: dict[Choice, float], most: int) -> Iterator[Choice]:
 
 
 def _scales(rates: dict[Choice, float], workers: int, begin: int) -> bool:
-    """True if `workers` threads are almost as fast, per thread, as `begin` threads."""
+    """True if threads scale from `begin` to `workers`: the rate per thread stays almost the same."""
     first = rates.get(Choice("thread", begin), 0.0) / begin
     return rates.get(Choice("thread", workers), 0.0) / workers > SCALES * first
 

@@ -41,7 +41,7 @@ TrialResults = dict[Choice, tuple[Trial, Stats | None]]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The settings of all trials. A trial lasts `seconds`, and each simulated training step lasts `step` seconds."""
+    """The settings of all trials. `seconds` is the length of a trial, and `step` of a simulated training step."""
 
     dataset: Any
     batch_size: int
@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _of_its_guest(subject: Subject, trials: Sequence[Trial]) -> Iterator[str]:
-    """For a torch dataset, yields the best settings of `penstock.torch.DataLoader`, whose workers are processes."""
+    """For a torch dataset, yields the best settings for `penstock.torch.DataLoader` (with worker processes)."""
     guest, best = guest_of(type(subject.dataset)), best_processes(trials)
     if guest is not None and best is not None:
         call = settings(best.choice, subject).replace("penstock.", f"penstock.{guest}.")
@@ -134,7 +134,7 @@ def _limits(subject: Subject, most: int) -> Limits:
 
 
 def try_out(subject: Subject, choice: Choice, tell: Tell) -> tuple[Trial, Stats | None]:
-    """Runs one trial. If a trial with workers fails, the error is not raised, but is part of the returned trial."""
+    """Runs one trial. If a trial with workers fails, the error is returned as part of the trial, not raised."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about more workers than processors
         loader = subject.loader(choice)

@@ -135,7 +135,7 @@ class ProcessBackend(Backend):
         return self._launchers[-1].start(number)
 
     def _launch_by(self, method: str, number: int) -> WorkerProcess:
-        """Starts a worker by `method`. Later workers also use `method`. Pickles the dataset in its current state."""
+        """Makes `method` the start method, and starts a worker. Pickles the dataset in its current state."""
         known = len(self._launchers)
         try:
             Launcher(method, main, self._job(), self._theirs, among=self._launchers)

@@ -8,9 +8,9 @@ behind a slow task in the queue of one worker.
   reads, on any processor. Tokens are read in the order of posting; the only reader of a stream relies on this.
 - The worker that reads a token claims the task. A claim changes OPEN to CLAIMED under a record lock on one byte of
   the board's file. The kernel releases the lock if the holder dies. If the task was rescinded, the claim fails,
-  because the slot is free or holds another seq. But even a failing claim holds the lock for a moment, in which a
-  second worker may claim the slot's new task. So claims wait for the lock. If the second claim gave up instead, the
-  new task would stay open without a token.
+  because the slot is free or holds another seq. But even a failing claim holds the lock for a moment, and a second
+  worker may then want to claim the slot's new task. So claims wait for the lock. If the second claim gave up instead,
+  the new task would stay open without a token.
 - When a worker has died, the board shows which slot the worker had claimed. The parent sends tokens again for all
   open tasks, in case the worker died after reading a token.
 - A leave is a request that any one worker exit. Before a worker reads a token, it compares the numbers of wanted and
@@ -145,7 +145,7 @@ class Board:
         return self._words[_WANTED] - self._words[_TAKEN]
 
     def withdraw_leaves(self) -> int:
-        """Withdraws and counts open exit requests. Does nothing and returns 0 while a worker accepts a request."""
+        """Withdraws and counts open exit requests. Does nothing and returns 0 while a worker is accepting one."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _NO_SLOT)
         except OSError:
