@@ -1,4 +1,4 @@
-"""Reads all samples of a dataset, each of which is a number. The numbers are cached if the dataset can be identified."""
+"""Reads a dataset whose samples are numbers into an array. The array is cached if the dataset can be identified."""
 
 from __future__ import annotations
 

@@ -89,4 +89,4 @@ def _not_the_end(error: StopIteration) -> RuntimeError:
 
 
 RAISING = raises_instead(id).__code__
-"""The code object of the function that raises errors in place of batches. It identifies the function in tracebacks."""
+"""The code object of the function that raises errors in place of batches (see `forget_earlier`)."""

@@ -1,4 +1,4 @@
-"""The command `penstock index`, which writes an index next to tar files. With an index, loading need not scan the files."""
+"""The command `penstock index`, which writes an index next to tar files. With an index, loading needs no scan."""
 
 from __future__ import annotations
 
