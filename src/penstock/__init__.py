@@ -1,4 +1,4 @@
-"""penstock, a data loader: a dataset at one end, a training step at the other, and no pause between."""
+"""penstock is a data loader: it turns a dataset into a stream of batches, prefetched by workers."""
 
 from importlib import import_module as _import_module
 from types import ModuleType as _ModuleType

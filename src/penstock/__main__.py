@@ -1,4 +1,4 @@
-"""Runs the `penstock` command when Python is started with `python -m penstock`."""
+"""Makes `python -m penstock` run the `penstock` command."""
 
 from penstock.cli import main
 

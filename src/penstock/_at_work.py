@@ -1,4 +1,4 @@
-"""Records which sample or step each thread computes, for `penstock.rng()` and `penstock.get_worker_info()`."""
+"""Records which sample or step each thread is computing, for `penstock.rng()` and `penstock.get_worker_info()`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Source:
         raise NotImplementedError
 
     def rng_of(self, key: Any) -> Generator:
-        """Returns a new generator, the one that a sample with this key would have."""
+        """Returns a new random number generator for the sample with this key."""
         raise NotImplementedError
 
     def each(self, keys: Sequence[Any]) -> Iterator[Any]:
@@ -38,7 +38,7 @@ class Source:
 
 
 class _AtWork(threading.local):
-    """The `Source` that each thread works on. It is None in threads that a dataset starts; `rng()` raises there."""
+    """Each thread's current `Source`. In threads that a dataset has started, it is None, and `rng()` raises."""
 
     source: Source | None = None
 
@@ -48,7 +48,7 @@ at_work = _AtWork()
 
 @contextmanager
 def among(rows: Sequence[int], n: int) -> Iterator[None]:
-    """Restricts a step with `n` rows to these rows inside the `with` block: see `penstock.each`."""
+    """Inside the `with` block, `each()` treats `rows` as the only rows of the step, which has `n` rows in total."""
     source = at_work.source
     if source is None:
         yield
@@ -63,7 +63,7 @@ def among(rows: Sequence[int], n: int) -> Iterator[None]:
 
 
 class _Parts(Source):
-    """Gives each part of a sample, such as a document of a packed row, random numbers that belong to its own key."""
+    """A source for samples with parts, such as packed documents. `rng()` depends on the key of the current part."""
 
     def __init__(self, keys: Sequence[Any], outer: Source) -> None:
         self._keys, self._outer = keys, outer
@@ -101,7 +101,7 @@ class _Parts(Source):
 
 @contextmanager
 def parts_of_samples(keys: Sequence[Any]) -> Iterator[None]:
-    """Inside the `with` block, `rng()` and `each(keys)` refer to these parts of the current samples."""
+    """Inside the `with` block, `rng()` and `each()` work on parts of samples. `keys` are the parts' keys."""
     if at_work.source is None:
         yield
         return

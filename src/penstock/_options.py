@@ -1,4 +1,4 @@
-"""The settings of a loader, each declared once, in `Options`. Backends declare their own arguments themselves."""
+"""The settings of a loader, each declared once, in `Options`. Backends declare their own arguments."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Face(Enum):
 
 
 class Show(IntEnum):
-    """Where the value of a setting is shown. Each level includes the places of the previous levels."""
+    """Where the value of a setting is shown. Each level includes the levels before it."""
 
     NOWHERE = 0
     FIGURES = 1  # with the figures of the loader, if it is not the default
@@ -78,8 +78,6 @@ def _anything(name: str, value: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """The declaration of one setting."""
-
     default: Any
     check: Check = _anything
     unset: tuple[Any, ...] | None = None  # what a loader without workers accepts as "not given"; None: any value
@@ -186,7 +184,7 @@ _NO_BLOCKS = "the order is torch's, which knows no blocks."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The settings of a loader, with all defaults filled in. A test compares them with the public signatures."""
+    """The settings of a loader, with all defaults filled in."""
 
     batch_size: int | None = _option(
         1,
@@ -301,11 +299,11 @@ class Options:
 
     # Derived from the arguments.
     auto: tuple[str, ...]
-    """The names of the settings that are tuned automatically. Their fields hold the current numbers."""
+    """The names of the automatically tuned settings. Their fields hold the current values."""
     is_unsplit: bool
-    """True if all ranks read the same samples: a seed is given, and neither `shard=` nor a sampler splits them."""
+    """True if ranks would read the same samples: with a seed, but without `shard=` or a sampler that splits them."""
     for_backends: Mapping[str, Any]
-    """The arguments that only backends understand, by name, with the values that the caller gave."""
+    """Maps the names of arguments that only backends understand to the values that the caller gave."""
 
     @classmethod
     def resolve(cls, *, is_stream: bool, **given: Any) -> Options:
@@ -354,14 +352,14 @@ class Options:
         return options
 
     def by_length(self) -> dict[str, Any]:
-        """Returns those settings about lengths that differ from their defaults. Resume states contain them."""
+        """Returns the `BY_LENGTH` settings (except `lengths`) that differ from their defaults, for resume states."""
         found = {name: getattr(self, name) for name in BY_LENGTH if name != "lengths"}
         found = {name: value for name, value in found.items() if value != OPTIONS[name].default}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     @property
     def power(self) -> int:
-        """The exponent in the cost of a batch, which is its number of rows times its padded length to this power."""
+        """The exponent in the cost of a batch: rows * padded length ** power."""
         return 2 if self.balance == "quadratic" else 1
 
     @property
@@ -370,7 +368,7 @@ class Options:
 
     @property
     def context(self) -> Any:
-        """The value of the backend's own argument, such as `multiprocessing_context`."""
+        """The value of the argument that the backend declares, such as `multiprocessing_context`, or None."""
         return backends.registered(self.backend).given_in(self.for_backends)
 
     @property
@@ -391,7 +389,6 @@ class Options:
 
 
 OPTIONS: dict[str, Option] = {each.name: each.metadata[Option] for each in fields(Options) if Option in each.metadata}
-"""The declarations of all settings, by name."""
 
 
 def shown_names(least: Show = Show.FIGURES) -> list[str]:
@@ -399,7 +396,7 @@ def shown_names(least: Show = Show.FIGURES) -> list[str]:
 
 
 def _automatic(is_stream: bool, given: dict[str, Any]) -> tuple[str, ...]:
-    """Replaces each "auto" in `given` with a starting value, and returns the names of these settings."""
+    """Replaces each "auto" in `given` with a starting value. Returns the names of the settings that were "auto"."""
     auto = tuple(name for name, option in OPTIONS.items() if option.tuned and isinstance(given[name], str))
     for name in auto:
         if given[name] != "auto":
@@ -427,7 +424,7 @@ def _check_seed(given: dict[str, Any]) -> None:
 
 
 def _backend(given: dict[str, Any]) -> str:
-    """Returns the name of the backend: the given one, or processes if a start method is given, or the default."""
+    """Returns the name of the backend. If none is given: `PROCESS` if a start method is given, else `DEFAULT`."""
     method = given["for_backends"].get(backends.registered(backends.PROCESS).argument)
     return given["backend"] or (backends.DEFAULT if method is None else backends.PROCESS)
 
@@ -443,7 +440,7 @@ def _warn_of_threads() -> None:
 
 
 def _check_workers(given: dict[str, Any]) -> None:
-    """Raises ValueError if a setting makes no sense without workers, or with the chosen backend."""
+    """Raises ValueError if a setting needs workers and there are none, or if a setting needs another backend."""
     name, of_backends = _backend(given), given["for_backends"]
     backend = backends.registered(name)
     if given["num_workers"] == 0:
@@ -548,10 +545,10 @@ _SCHEDULERS = (
 
 
 def this_rank(environment: Mapping[str, str]) -> RankShard:
-    """Returns (rank, number of ranks), or (0, 1) if nothing says that this process is one of several ranks.
+    """Returns (rank, number of ranks), or (0, 1) if nothing shows that this process is one of several ranks.
 
-    The environment variables of torchrun are read first, then imported libraries are asked, and then the environment
-    variables of schedulers are read.
+    Looks, in this order, at torchrun's environment variables, imported libraries, and the environment variables of
+    Open MPI and SLURM.
     """
     found = _of_variables(environment, _TORCHRUN) or ranks_of_libraries()
     return RankShard(*(found or _of_variables(environment, *_SCHEDULERS) or ONE))
@@ -561,7 +558,7 @@ _has_warned = False
 
 
 def warn_of_ranks(dataset: object) -> None:
-    """Warns once per process if it is one of several ranks but the loader's data is not split among the ranks."""
+    """Warns, at most once, if this process is one of several ranks but the data is not split among the ranks."""
     global _has_warned
     if _has_warned:
         return
@@ -599,7 +596,7 @@ def _of_variables(environment: Mapping[str, str], *launchers: tuple[str, str, st
 
 
 def _last_batch(is_stream: bool, given: dict[str, Any]) -> str:
-    """Returns how to treat an incomplete last batch. Raises ValueError if other settings do not allow it."""
+    """Returns how to treat an incomplete last batch. Raises ValueError if settings contradict each other."""
     choice, shard, drop_last = given["last_batch"], given["shard"], given["drop_last"]
     if drop_last and choice not in (None, "drop"):
         raise ValueError(f'drop_last=True means last_batch="drop", but last_batch={choice!r} was given too.')
@@ -639,7 +636,7 @@ def is_order(sampler: Any) -> bool:
 
 
 def _check_lengths(is_stream: bool, given: dict[str, Any]) -> None:
-    """Checks the settings about lengths. Makes `pad` and the loader agree on `buckets` and `max_length`."""
+    """Checks the settings that concern lengths. Makes `pad` and the loader agree on `buckets` and `max_length`."""
     tokens, balance, pad = given["batch_tokens"], given["balance"], padding_of(given["collate_fn"])
     for name in ("max_length", "batch_multiple", "buckets", "lengths", "accumulate"):
         value, default = given[name], OPTIONS[name].default
@@ -676,7 +673,7 @@ def _check_lengths(is_stream: bool, given: dict[str, Any]) -> None:
 
 
 def _match_padding(given: dict[str, Any], pad: Pad | None) -> None:
-    """Makes `pad` use the lengths of the budget, so that no batch is wider than planned."""
+    """Makes `pad` use the buckets and the token budget of the plan, so that no batch is wider than planned."""
     given["buckets"] = checked_buckets("buckets", given["buckets"]) or None
     if pad is None:
         if given["buckets"] and (given["collate_fn"] is None or hasattr(given["collate_fn"], "into")):

@@ -1,7 +1,7 @@
-"""Decodes images to upright uint8 pixels, of shape (height, width, 3), or (height, width) for gray.
+"""Decodes images to upright uint8 pixels of shape (height, width, 3), or (height, width) for gray.
 
-An image is opened first, to find out its size, and decoded later, when it is known which pixels are needed. The extra
-"image" installs the required libraries.
+An image is opened to learn its size, and decoded later, when it is known which pixels are needed. The extra "image"
+installs the required libraries.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ GetScratch = Callable[[int], Pixels]
 
 
 def open_image(data: Any, color: Color, name: object, limit: int | None = None) -> Jpeg | Decoded:
-    """Opens an image.
+    """Opens the content of an image file, or an array of pixels.
 
-    `data` is the content of an image file, whose pixels may take up at most `limit` bytes, or an array of pixels.
+    The pixels of a file may take up at most `limit` bytes.
     """
     if isinstance(data, np.ndarray):
         return Decoded(_from_array(data, color, name))
@@ -71,7 +71,7 @@ _FRAME = struct.Struct(">BHHB")  # bits, height, width, channels
 class Jpeg:
     """A JPEG with 1 or 3 channels, decoded by libjpeg-turbo.
 
-    `height` and `width` are those of the upright image, and `stored` is the size before it is turned upright.
+    `height` and `width` are those of the upright image, and `stored` is (height, width) in the file.
     """
 
     def __init__(self, data: bytes, color: Color, name: object, limit: int | None) -> None:
@@ -90,10 +90,11 @@ class Jpeg:
         self.height, self.width = (width, height) if self._orientation > 4 else (height, width)
 
     def pixels(self, rows: int, shrink: int, scratch: GetScratch) -> tuple[Pixels, int]:
-        """Decodes at least the first `rows` rows. Returns the pixels, and the factor by which they are scaled down.
+        """Decodes the top of an image. Returns the pixels, and the factor by which the image is shrunk.
 
-        `rows` refers to the full-size image. `shrink` is the largest allowed factor: 1, 2, 4 or 8. The last row and
-        the last column may contain padding. `scratch(n)` returns a temporary buffer of n bytes.
+        `rows` is the least number of rows to decode, counted at full size. `shrink` is the largest allowed factor: 1,
+        2, 4 or 8. The last row and the last column may contain padding. `scratch(n)` returns a temporary buffer of n
+        bytes.
         """
         height, width = self.stored
         while self._orientation > 1 and (height % shrink or width % shrink):
@@ -106,9 +107,9 @@ class Jpeg:
         return upright[:, :, 0] if self._color == "gray" else upright, shrink
 
     def decode(self, rows: int, shrink: int, color: Color, scratch: GetScratch) -> Pixels:
-        """Decodes as `pixels` does, but returns three axes, and does not turn the image upright.
+        """Works like `pixels`, but returns only the pixels, always with three axes and not turned upright.
 
-        Raises ValueError if the file is damaged.
+        Raises ValueError if the file is truncated or cannot be decoded.
         """
         data: bytes | bytearray = self.data
         height, width = self.stored
@@ -148,7 +149,7 @@ def turned(pixels: Pixels, orientation: int) -> Pixels:
 
 
 def survey(data: bytes) -> tuple[int, int]:
-    """Returns the EXIF orientation of a JPEG, from 1 to 8 (1 if it has none), and the offset of its frame header."""
+    """Returns the EXIF orientation of a JPEG, from 1 (the default) to 8, and the offset of the frame header."""
     at, orientation = 2, 1
     while data[at : at + 1] == b"\xff" and at + 10 <= len(data):
         marker, size = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")

@@ -1,8 +1,8 @@
 """The thread behind `prefetch`, which reads the source and copies each batch into recycled memory.
 
-Two queues connect the thread and its consumer (see `Gate`): permits, and batches. The thread makes one batch for each
-permit. There are `depth` permits, and the consumer returns one with each batch that it takes, so at most `depth`
-batches are read ahead, without any other state.
+Two queues connect the thread and its consumer (see `Gate`): one for permits and one for batches. The thread makes one
+batch for each permit, and the consumer returns a permit for each batch that it takes. There are `depth` permits, so
+at most `depth` batches are read ahead.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _END = object()
 
 
 class Sweep:
-    """One pass over the source, with permits and batches of its own. Batches of earlier sweeps are dropped."""
+    """One pass over the source, with its own permits and batches. Batches of earlier sweeps are dropped."""
 
     def __init__(self, loaded: bool, state: Any, loads: int = 0) -> None:
         self.loaded = loaded  # it continues from a state that was loaded
@@ -92,7 +92,7 @@ def start(gate: Gate, producer: Producer) -> threading.Thread:
 
 
 class Copies:
-    """Copies batches into slabs. If `pin` is True, tensors are copied into pinned memory."""
+    """Copies batches into slabs (reused blocks of memory). If `pin` is True, tensors go to pinned memory instead."""
 
     def __init__(self, most: int, field: FieldCast | None, pin: bool) -> None:
         self._field = field
@@ -104,7 +104,7 @@ class Copies:
         self.copied = 0  # bytes of the last copy
 
     def memory(self) -> tuple[int, int, int]:
-        """Returns the bytes in slabs in use, in free slabs, and in other memory (always 0)."""
+        """Returns three byte counts: slabs in use, free slabs, and other memory (always 0)."""
         lent = self._leases.nbytes
         return lent, max(0, self._slabs.nbytes - lent), 0
 
@@ -159,7 +159,7 @@ def _copied(leaf: Any, field: FieldCast | None, writer: Writer, pin: bool) -> An
 
 
 class Producer:
-    """Reads the source and copies its batches. All attributes except `wanted` need the lock `turn`."""
+    """Reads the source and copies its batches. Hold the lock `turn` to use any attribute except `wanted`."""
 
     def __init__(self, source: Any, copies: Copies) -> None:
         kind = type(source)
@@ -185,7 +185,7 @@ class Producer:
         self._gauge: Gauge | None = None  # made by the thread, whose processor time it measures
 
     def make_timed(self, sweep: Sweep, changes: InterruptSafeCondition) -> Produced:
-        """Does the same as `make`, and adds the time taken to the reading thread's counters."""
+        """Calls `make`, and adds the time taken to the reading thread's counters."""
         gauge = self._gauge
         if gauge is None:
             gauge = self._gauge = Gauge(self.gauges, 0, threading.get_native_id(), time.thread_time_ns)
@@ -198,7 +198,7 @@ class Producer:
         return made
 
     def make(self, sweep: Sweep, changes: InterruptSafeCondition) -> Produced:
-        """Reads and copies the next batch. The result contains END at the end, and a NoBatch after an error."""
+        """Reads and copies the next batch. The result has END after the last batch, and a NoBatch after an error."""
         number = 0
         try:
             if sweep is not self._reading:
@@ -222,7 +222,7 @@ class Producer:
             return Produced(sweep, NoBatch(caught(error, note)), state=self._state_if_any())
 
     def open_unwanted(self, sweep: Sweep) -> None:
-        """Calls `iter(source)` for a sweep that never started, because a reset replaced it."""
+        """Calls `iter(source)` for a sweep that a reset replaced before the sweep could start."""
         # If the source is a loader, each iter() begins another epoch. Without this call, the epoch after a reset
         # would depend on how far the reading thread had come.
         with suppress(BaseException):  # no consumer waits for this sweep
@@ -247,7 +247,7 @@ class Producer:
         return self._source.state_dict() if self.has_state else None
 
     def _state_if_any(self) -> Any:
-        """Returns the source's state, or None if that raises, because another error is already being handled."""
+        """Returns the source's state, or None if `state_dict()` raises."""
         with suppress(BaseException):  # if the thread ended, the consumer would wait forever
             return self.state()
         return None

@@ -13,6 +13,6 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 
 def counted(number: float, noun: str) -> str:
-    """Returns a number with its noun: `1 worker`, `2 workers`, `0.5 seconds`. The plural of the noun ends in s."""
+    """Returns a number with its noun: `1 worker`, `2 workers`, `0.5 seconds`. Only for nouns with a plural in -s."""
     shown = f"{number:g}" if isinstance(number, float) else f"{number:,}"
     return f"{shown} {noun}{'s' * (number != 1)}"

@@ -55,7 +55,7 @@ def progress(iterable: Iterable[T], description: str = "", *, total: int | None 
 
 
 def _length(*candidates: Any) -> int | None:
-    """Returns the first `len()` that works, or None."""
+    """Returns the length of the first candidate that has a length, or None if there is no such candidate."""
     for candidate in candidates:
         try:
             return len(candidate)
@@ -166,7 +166,7 @@ class Display(Protocol):
 
 
 class Screen:
-    """The bars that are currently shown, outermost first. Nested loops and threads may show several."""
+    """The bars that are currently shown, outermost first. Nested loops or several threads can show more than one."""
 
     def __init__(self) -> None:
         self.display: Display | None = None
@@ -277,7 +277,10 @@ register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _where() -> type[Display] | None:
-    """Returns the class that draws bars in this process, or None without a terminal or notebook."""
+    """Returns the class that draws bars in this process. Returns None if bars cannot or must not be drawn.
+
+    No bars are drawn in a worker, or if there is neither a terminal nor a notebook.
+    """
     if is_worker_process():
         return None
     return _Notebook if _in_notebook() else _Terminal if _is_terminal() else None

@@ -1,4 +1,4 @@
-"""Reads all samples of a dataset once, to judge or measure them, and keeps the result if they come from files."""
+"""Reads a dataset whose samples are numbers into an array. The array is cached if the dataset can be identified."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_AT_ONCE = 4096
 
 
 class _Unordered(SameKeys[Any]):
-    """A dataset that is read by the keys of a sampler, even if it is a mixture, which has its own order."""
+    """Lets a sampler choose the keys, even if the dataset is a mixture, which has its own order."""
 
     __order__ = None
     __mixture__ = None
@@ -80,10 +80,10 @@ def _until(loader: Any, stop: float) -> Iterator[Any]:
 
 
 def identity_of(measured: MappedDataset[Any]) -> str | None:
-    """Returns a digest that identifies the samples of a dataset, or None if that is not possible.
+    """Returns a digest that identifies a dataset's samples, or None if they cannot be identified.
 
-    The digest covers the files of the dataset, the pickled dataset with its functions, and the files of the modules
-    that define these functions. It does not cover the modules that these modules import.
+    The digest covers the dataset's files, the pickled dataset with its functions, and the source files of these
+    functions. It does not cover other modules that the source files import.
     """
     if fingerprint_of(measured) is None:
         return None

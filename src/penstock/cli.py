@@ -79,7 +79,7 @@ def _parse_and_run(arguments: Sequence[str] | None) -> int:
 
 
 def _nobody_reads() -> bool:
-    """True if the reader of our output has exited, as `head` does. The rest of the output is then discarded."""
+    """True if the program that reads our output (such as `head`) has exited. If so, discards further output."""
     output, gone = sys.stdout.fileno(), True
     if hasattr(select, "poll"):  # Windows has none
         poll = select.poll()

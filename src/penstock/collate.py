@@ -1,4 +1,4 @@
-"""Functions that make a batch from samples: `penstock.default_collate`, and `penstock.pad` for variable lengths."""
+"""Functions that make a batch from samples: `default_collate`, and `pad` for samples of different lengths."""
 
 from __future__ import annotations
 

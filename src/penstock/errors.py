@@ -1,4 +1,4 @@
-"""All exceptions that penstock raises. Those from user code keep their type, and get notes (`_wire/failure.py`)."""
+"""penstock's exception classes. Exceptions from user code keep their type and gain notes (see `_wire/failure.py`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class _Printable(Exception):
-    """An error whose message may contain names from files, so control characters in it are escaped."""
+    """An error whose message may contain names from files. Control characters in the message are escaped."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*(printable(each, lines=True) if type(each) is str else each for each in args))
@@ -134,8 +134,8 @@ RecordError = FormatError
 class SampleTooLarge(FormatError, ImageError):
     """A sample would need more memory than `max_sample_bytes=` allows.
 
-    A loader treats it like any other bad sample, according to `on_error=`. `sizes` contains the size of the sample
-    and the limit, in bytes.
+    A loader treats such a sample like any other bad sample, according to `on_error=`. `sizes` contains the size of
+    the sample and the limit, in bytes.
     """
 
     sizes: tuple[int, int] = (0, 0)

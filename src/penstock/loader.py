@@ -203,7 +203,7 @@ class DataLoader(Generic[_T_co]):
     def __len__(self) -> int:
         """Returns the number of batches in the next epoch.
 
-        Epochs may differ, for example with `last_batch="rollover"`.
+        The number may differ between epochs, for example with `last_batch="rollover"`.
         """
         return self._session.length()
 

@@ -1,4 +1,4 @@
-"""`penstock.prefetch`, which uses a thread to read any iterable of batches ahead, into recycled memory."""
+"""`penstock.prefetch` reads batches from any iterable in advance, in a thread, into recycled memory."""
 
 from __future__ import annotations
 
@@ -166,7 +166,10 @@ class Prefetcher:
         return taken
 
     def _take(self) -> Any:
-        """Returns the next batch, END, or a NoBatch with an error. Lets the thread read another batch."""
+        """Returns the next batch, END, or a NoBatch that holds an error.
+
+        When a batch is taken, the thread may read another.
+        """
         if self._gate.stopped and not self._closed:  # this object was in a cycle, and a finalizer brought it back
             self._ended_by = "the garbage collector"
         stopwatch = self._crew.stopwatch
@@ -203,7 +206,7 @@ class Prefetcher:
 
     @property
     def _can_begin(self) -> bool:
-        """True if a new pass over the source can start: the first one, or one that restarts the source."""
+        """True if a pass over the source can start: none has started yet, or the source can be restarted."""
         # At its end a generator is exhausted. Other iterators may start again when iter() is called.
         over = self._over and not isinstance(self._source, Generator)
         return self._producer.wanted is None or over or self._producer.can_restart
@@ -219,7 +222,7 @@ class Prefetcher:
 
     @never_ends
     def __len__(self) -> int:
-        """The length of the source, if it has one."""
+        """Returns the length of the source. Raises TypeError if the source has no length."""
         return len(self._source)
 
     def __bool__(self) -> bool:
@@ -234,7 +237,7 @@ class Prefetcher:
 
     @never_ends
     def _state_dict(self) -> Any:
-        """Returns the source's state after the last delivered batch. This may wait until reading has begun."""
+        """Returns the source's state after the last delivered batch. If necessary, waits until reading has begun."""
         sweep = self._producer.wanted
         if sweep is None:
             return self._source.state_dict()
@@ -250,7 +253,7 @@ class Prefetcher:
 
     @never_ends
     def _load_state_dict(self, state: Any) -> None:
-        """Loads a state when the source has finished its current batch. If loading fails, reading continues."""
+        """Waits until the source has finished a batch, then loads the state. If loading fails, reading continues."""
         self._check()
         with self._producer.turn:
             try:
@@ -318,9 +321,10 @@ class Prefetcher:
             )
 
     def _begin(self, again: bool, *, loaded: bool = False, first: Any = None) -> None:
-        """Starts the thread, and also a pass if `again` is True or if there was none before.
+        """Starts a pass over the source, and the thread if needed.
 
-        If `loaded` is True, the pass begins at the state `first`.
+        If `again` is False, only the first pass is started. If `loaded` is True, the pass begins at the state
+        `first`.
         """
         self._check()
         producer = self._producer

@@ -1,4 +1,4 @@
-"""`penstock.rng()`, which gives random numbers that depend on the sample and not on the worker that computes it."""
+"""`penstock.rng()`, whose random numbers depend on the sample, and not on the worker that loads the sample."""
 
 from __future__ import annotations
 

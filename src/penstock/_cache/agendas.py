@@ -1,13 +1,13 @@
 """Agendas: files in which loaders publish what they will read, so that any process can choose which piece to evict.
 
-A piece is a byte range of a remote file that is cached as a whole. The file of an agenda contains:
+A piece is a byte range of a remote file that is cached as a whole. An agenda file contains:
 
-    magic (8 bytes), loader's position, number of rows (8 bytes each)
-    one row for each use of a piece: key, first position that needs the piece, position after the last one
+    magic (8 bytes), the loader's position, number of rows (8 bytes each)
+    one row for each use of a piece: key, first position that needs the piece, last such position plus 1
 
-Rows are sorted by key, the first half of a piece's digest as an integer. Positions count the samples of all ranks and
-epochs. The scout that wrote an agenda (a background thread of the loader) keeps the position up to date, and holds a
-lock on the file until it ends.
+Rows are sorted by key. A key is the first half of a piece's digest, read as an integer. Positions count the samples
+of all ranks and epochs. Each agenda is written by a scout, a background thread of the loader. The scout keeps the
+position up to date, and holds a lock on the file for as long as the scout runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock._system.interrupts import acquire, interrupts_deferred
 
 SUFFIX = ".penstock-agenda"
 FAR = np.iinfo(np.int64).max // 2
-"""Distance, in samples, of a piece that no loader will need."""
+"""The distance to the next use, in samples, if a piece will not be used again."""
 
 _HEAD = struct.Struct("<8sqq")
 _MAGIC = b"pnstagnd"
@@ -45,8 +45,8 @@ class Agenda(NamedTuple):
     def distances(self, ahead: int = 0) -> NDArray[np.int64]:
         """Returns the distance of each use from the loader's position, in samples.
 
-        A use that ends within the next `ahead` samples has the distance FAR. If a use is in progress after `ahead`
-        samples, its distance is `ahead`.
+        A use that ends within the next `ahead` samples has the distance FAR. All other distances are at least
+        `ahead`.
         """
         rows, at = self.rows, self.position + ahead
         coming: NDArray[np.int64] = np.maximum(rows["first"], at) - self.position
@@ -79,7 +79,7 @@ class Needs:
                 self._rows.append((agenda, begins, at, theirs[begins][at] == self._keys))
 
     def after(self, ahead: int) -> NDArray[np.int64]:
-        """Returns the distance of each piece's next use after `ahead` samples, or FAR if there is none."""
+        """Returns the smallest distance of each piece (see `Agenda.distances`), or FAR for a piece without uses."""
         needs = np.full(len(self._keys), FAR, np.int64)
         for agenda, begins, at, known in self._rows:
             nearest = np.minimum.reduceat(agenda.distances(ahead), begins)
@@ -97,8 +97,8 @@ class Ranking(NamedTuple):
 def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda], new: int = 0) -> Ranking:
     """Ranks pieces for eviction by Belady's rule.
 
-    Pieces that no loader needs come first, from oldest to newest. Then come the others, beginning with the piece
-    whose next use is furthest away.
+    Pieces that no loader needs come first, from oldest to newest. Then come the needed pieces, beginning with
+    the piece whose next use is furthest away.
     """
     needs = Needs([*keys, new], agendas)
     now = needs.after(0)
@@ -111,14 +111,17 @@ def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda]
 
 
 class Publisher:
-    """Writes a loader's agenda to the cache folder. Only one thread may use it at a time."""
+    """Writes a loader's agenda to the cache folder. Only one thread at a time may use a publisher."""
 
     def __init__(self, folder: str, group: int | None = None) -> None:
         self._path, self._group = os.path.join(folder, f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"), group
         self._locks: list[ByteLock] = []  # on the published file; a list, so that an interrupt loses none
 
     def publish(self, agenda: Agenda) -> None:
-        """Replaces the agenda file. The caller must hold the folder's lock, or the temporary file may be deleted."""
+        """Replaces the agenda file.
+
+        The caller must hold the folder's lock. Otherwise, another process could delete the unfinished new file.
+        """
         draft = f"{self._path}.draft"
         lock = ByteLock(partial(trust.make_file, draft, self._group), 0)
         try:
@@ -148,9 +151,9 @@ class Publisher:
 
 
 def read(path: str, group: int | None = None, *, sweeps: bool) -> Agenda | None:
-    """Returns an agenda, or None if it is invalid or its writer has died.
+    """Reads an agenda. Returns None if the file is invalid or its writer has died.
 
-    If `sweeps` is True, the file of a dead writer is deleted.
+    If `sweeps` is True, deletes the file of a dead writer.
     """
     with suppress(OSError, ValueError, struct.error):
         fd = acquire(partial(trust.open_ours, path, os.O_RDWR, group), os.close)

@@ -1,4 +1,4 @@
-"""A cache that all processes of a machine share: named pieces of bytes in a folder, each fetched only once."""
+"""A cache shared by all processes on a machine: named pieces of bytes in a folder, each fetched only once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock._system.interrupts import with_loan
 from penstock._system.warnings import warn_caller
 
 MakePiece = Callable[[], Any]
-"""A function that returns the bytes of a piece, as one bytes-like object or a list of them."""
+"""A function that returns the bytes of a piece, as a bytes-like object or a list of such objects."""
 
 _MOST_MAPPED = 1 << 13  # 64 GB in pieces of 8 MB. A process may have about 65,000 maps, and a piece may have two.
 _MOST_LOOSE = 256 << 20  # bytes
@@ -32,22 +32,22 @@ _LOOKED_AT = 4
 
 
 class _TooLarge(OSError):
-    """Raised if a piece is larger than the size limit of the cache."""
+    """Raised if a piece is larger than the cache's size limit."""
 
 
 class _MadePiece(NamedTuple):
-    """The bytes of a piece (part of a file). `refused` is the error if the cache folder could not store them."""
+    """The bytes of a piece. `refused` is the error if the piece could not be stored in the folder, otherwise None."""
 
     buffers: list[memoryview]
     refused: OSError | None = None
 
 
 class Cache:
-    """Keeps up to `limit` bytes of file pieces in a folder, on disk or in /dev/shm, for all processes of a machine.
+    """Keeps up to `limit` bytes of file pieces in a folder (on disk or in /dev/shm) for all processes on a machine.
 
-    If a process dies, the kernel releases its locks. An incomplete piece is never used. Other users have no access,
-    except members of the folder's group if `shared` is True. Raises Untrusted if another user could write to the
-    folder.
+    If a process dies, the kernel releases its locks. An incomplete piece is never used. Only the current user and, if
+    `shared` is True, the members of the folder's group have access. Raises Untrusted if anyone else (except root) can
+    write to the folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str], limit: int, shared: bool = False) -> None:
@@ -80,7 +80,7 @@ class Cache:
         return f"Cache({self.path!r}, {self.limit}{', shared=True' * self.shared})"
 
     def get(self, name: str, make: MakePiece) -> memoryview:
-        """Returns the bytes of a piece, read-only and valid even after the piece is evicted.
+        """Returns the bytes of a piece as a read-only view, which stays valid after the piece is evicted.
 
         If several threads or processes request a missing piece, one of them calls `make()` and the others wait. If
         `make` raises, one of the waiting callers calls its own `make`.
@@ -89,7 +89,7 @@ class Cache:
         return self._get(name, make) if found is None else found
 
     def found(self, name: str) -> memoryview | None:
-        """Returns the bytes of a piece if it is in the folder or in memory, otherwise None."""
+        """Returns the bytes of a piece, or None if the piece is neither in the folder nor in memory."""
         found = self._mapped.get(name)
         if found is None:
             found = self._loose.found(name) or self._map(name, digest_of(name))
@@ -98,11 +98,14 @@ class Cache:
         return found
 
     def mapped(self, name: str) -> memoryview | None:
-        """Returns the bytes of a piece, always as the same object, or None if this process has not mapped it."""
+        """Returns a piece if this process has mapped it, otherwise None.
+
+        While the piece stays mapped, each call returns the same object.
+        """
         return self._mapped.get(name)
 
     def fetch(self, name: str, make: MakePiece) -> bool:
-        """Stores a piece for a later `get`. Returns False, without a warning, if that fails."""
+        """Stores a piece for a later `get`. Returns False, without a warning, if the piece cannot be stored."""
         digest = digest_of(name)
         try:
             return with_loan(self._folder.lock(digest), self._fetched, name, digest, make)
@@ -117,7 +120,7 @@ class Cache:
 
     @property
     def evicted(self) -> int:
-        """The number of pieces that all processes have evicted from the folder so far, or -1 if it is unknown."""
+        """The folder's counter of evictions (see `FolderTotals`), or -1 if unknown."""
         return self._folder.noted().evicted
 
     def publisher(self) -> Publisher:

@@ -1,7 +1,7 @@
-"""Decides which decoded blocks of a table stay in shared memory, from the claims of all loaders on the machine.
+"""Decides which decoded blocks of a table stay in shared memory, based on the claims of all loaders on the machine.
 
-A block that some loader claims is never dropped. So programs and ranks at different positions, or with different
-orders, never drop each other's blocks.
+A block that any loader claims is never dropped. So programs and ranks that are at different positions, or read
+the samples in different orders, never drop each other's blocks.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from penstock._cache.uses import Uses
 
 MOST_NEEDS = 4096
-"""The largest number of blocks in a claim, and of rows in an inventory (the list of shared blocks)."""
+"""The largest number of blocks in a claim."""
 
 ROW = np.dtype([(name, "<i8") for name in ("block", "pid", "fd", "inode", "nbytes", "number")])
-"""dtype of an inventory's rows: a decoded block, and the process that has it. A free row is all zeros.
+"""The dtype of an inventory's rows. A free row is all zeros.
 
-`number` is the block's sequence number among all decoded blocks of the table.
+Every other row describes a decoded block, and names the process that holds the block. `number` is the block's
+sequence number among all decoded blocks of the table.
 """
 
 Rows = NDArray[Any]
@@ -47,8 +48,8 @@ def near(uses: Uses, position: int) -> NDArray[np.int64]:
 def surplus(rows: Rows, claims: Sequence[Claim], coming: int = 0) -> NDArray[np.bool_]:
     """Returns a mask of the blocks to drop before `coming` bytes are added.
 
-    Drops the oldest blocks that no loader claims, until the unclaimed blocks and the `coming` bytes take up at most
-    `keep` bytes. This limit is the largest `keep` of all claims.
+    Selects unclaimed blocks, oldest first, until the remaining unclaimed blocks and the `coming` bytes fit into the
+    largest `keep` of all claims.
     """
     keep = max((claim.keep for claim in claims if claim.keep is not None), default=0)
     newest = np.argsort(-rows["number"])
@@ -59,7 +60,7 @@ def surplus(rows: Rows, claims: Sequence[Claim], coming: int = 0) -> NDArray[np.
 
 
 def place(rows: Rows, claims: Sequence[Claim], most: int) -> int | None:
-    """Returns the row in which to store a new block, or None if there are `most` rows and all hold claimed blocks.
+    """Returns the row in which to store a new block, or None if all `most` rows hold claimed blocks.
 
     Free rows are used first, then new rows, then the row of the oldest unclaimed block.
     """

@@ -1,10 +1,10 @@
-"""The folder of a cache: lists its pieces, counts their bytes, adds pieces and evicts others.
+"""A cache folder: lists, counts, adds and evicts pieces.
 
 The folder contains these files; files with other names are not touched:
 
-    penstock-cache               total size of all pieces; the locks of the folder and the pieces are on its bytes
+    penstock-cache               total size of all pieces; locks on bytes of this file guard the folder and the pieces
     <digest>.penstock-piece      a piece: see `pieces`
-    <digest>-<random>.penstock-part   a piece that the holder of its lock is writing
+    <digest>-<random>.penstock-part   a piece that is being written by the process that holds the piece's lock
     <name>.penstock-agenda       the pieces that a loader will need: see `agendas`
 """
 
@@ -40,7 +40,7 @@ _FEW = 1000
 
 
 class FolderTotals(NamedTuple):
-    """The total size of all pieces in bytes, and how many pieces were ever evicted."""
+    """The total size of all pieces in bytes, and a counter of evictions. The counter starts at a random number."""
 
     total: int
     evicted: int
@@ -65,7 +65,10 @@ class FolderListing(NamedTuple):
         return sum(about.size for about in self.pieces.values())
 
     def ranked(self, digest: str) -> Iterator[tuple[str, int, bool]]:
-        """Yields (digest, size, is spare) in eviction order. A spare piece is needed later than `digest`."""
+        """Yields (digest, size, is_spare) for each piece, in eviction order.
+
+        `digest` names the new piece that needs space. Spare pieces are needed later than the new piece.
+        """
         digests = list(self.pieces)
         keys, sizes, times = zip(*self.pieces.values(), strict=True) if digests else ((), (), ())
         order, spare = ranking(keys, times, self.agendas, key_of(digest))
@@ -73,17 +76,18 @@ class FolderListing(NamedTuple):
 
 
 class FreeSpace:
-    """Tracks the free space in a folder.
-
-    Listing a folder is slow, so it is listed only if it may be full.
-    """
+    """Tracks the free space in a folder. Listing is slow, so the folder is listed only if it may be full."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder, self._listed = folder, FolderListing({}, [])
         self._is_listed, self._others = False, folder.noted().total
 
     def take(self, digest: str, nbytes: int, *, waits: bool = False) -> bool:
-        """Reserves space for a piece. Returns False if that would evict another piece that is needed sooner."""
+        """Reserves space for a piece. Returns False if there is not enough.
+
+        The space of pieces that are needed later than the new piece counts as free. If `waits` is True, counting
+        stops at the first piece in eviction order that is needed sooner than the new piece.
+        """
         over = self._others + self._listed.total + nbytes + pieces.EXTRA - self._folder.limit
         if over > 0 and not self._is_listed:
             coming, self._listed = self._listed, self._folder.listed()
@@ -105,10 +109,7 @@ class FreeSpace:
 
 
 class Folder:
-    """The folder of a cache.
-
-    Pieces that are being written do not count towards `limit`. Members of `group` have access to the folder.
-    """
+    """A cache folder. Pieces that are being written do not count towards `limit`. Members of `group` have access."""
 
     def __init__(self, path: str, limit: int, group: int | None = None) -> None:
         self.path, self.limit, self.group = path, limit, group
@@ -126,11 +127,14 @@ class Folder:
         return ByteLock(self._opened, 1 + int(digest[:15], 16), self._patience if waits else None, long=True)
 
     def own_lock(self) -> ByteLock:
-        """Returns the lock of the folder, which is never held for more than a few milliseconds."""
+        """Returns the folder's lock, which is never held for more than a few milliseconds."""
         return ByteLock(self._opened, 0, self._patience)
 
     def add(self, digest: str, buffers: Sequence[memoryview]) -> tuple[int, FileStamp]:
-        """Writes a piece, whose lock the caller must hold. Returns the number of evictions and the file's stamp."""
+        """Writes a piece. The caller must hold the piece's lock.
+
+        Returns the number of evicted pieces and the stamp of the new file.
+        """
         part = os.path.join(self.path, f"{digest}-{secrets.token_hex(8)}.penstock-part")
         pieces.write(part, digest, buffers, self.group)
         lock = self.own_lock()
@@ -176,7 +180,7 @@ class Folder:
     def listed(self, *, sweeps: bool = False) -> FolderListing:
         """Lists the folder.
 
-        If `sweeps` is True, the files of dead processes are deleted. The caller must then hold the folder's lock.
+        If `sweeps` is True, deletes the files of dead processes. The caller must then hold the folder's lock.
         """
         found = FolderListing({}, [])
         for name in os.listdir(self.path):
@@ -230,6 +234,6 @@ def _note(fd: int, noted: FolderTotals, *, is_changing: bool) -> None:
 
 @cache
 def _boot() -> bytes:
-    """Returns the id of the current boot. Totals from earlier boots are ignored: a power failure may damage them."""
+    """Returns the id of the current boot. Older totals are ignored: a power failure may have damaged them."""
     with open("/proc/sys/kernel/random/boot_id", "rb") as file:
         return file.read(36)

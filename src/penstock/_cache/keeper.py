@@ -24,14 +24,13 @@ from penstock.plan._order import Sequential
 _PAUSE = 0.05  # seconds between two looks
 
 _keepers = LiveObjects["Keeper"]()
-"""The open keepers of this process."""
 
 
 class Keeper:
     """Claims shared blocks for a loader, so that they stay in memory.
 
-    If the loader reads block by block, the keeper claims the blocks that come next. Otherwise, it claims the newest
-    blocks, up to `keep` bytes.
+    If the loader reads block by block, claims the loader's next blocks. Otherwise, claims as many of the newest
+    blocks as fit into `keep` bytes.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Keeper:
             started("penstock-keeper", work, partial(self._bell.put, None))
 
     def look(self) -> None:
-        """Claims the blocks that the loader needs now, and drops those that no loader on this machine claims."""
+        """Claims the blocks that the loader needs now, and drops the blocks that no loader on this machine claims."""
         self._inventory.claim(self._claim() if self._planned else self._at_first)
 
     def _claim(self) -> Claim:

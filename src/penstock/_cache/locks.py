@@ -1,6 +1,6 @@
-"""Locks between all threads and processes of a machine. The kernel releases a lock when its holder dies.
+"""Locks between all threads and processes on a machine. The kernel releases a lock when its holder dies.
 
-Every wait for a lock has a time limit, because the holder may be suspended (SIGSTOP), or may be an unrelated program.
+Every wait for a lock has a time limit, because the holder may be suspended (SIGSTOP) or be an unrelated program.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _LOCK_OF_FILE = re.compile(r"^lock:\s+\d+: OFDLCK +\S+ +(\w+) .* (\d+) (\d+|EOF)
 
 
 class LockError(OSError):
-    """Raised if the lock's file cannot be opened, or if another process does not release the lock in time."""
+    """Raised if a lock's file cannot be opened, or if another process does not release the lock in time."""
 
 
 class LockPatience:
     """Remembers that a wait for a lock has timed out.
 
-    For the next `trust.LONGEST` seconds, all waits for locks in the same file fail at once.
+    For the next `trust.LONGEST` seconds, every wait for a lock in the same file fails immediately.
     """
 
     def __init__(self) -> None:
@@ -52,13 +52,13 @@ class LockPatience:
 
 
 class ByteLock:
-    """A lock on one byte of the file that `opened()` opens. Each object is used once, usually by `with_loan`.
+    """A lock on one byte of the file that `opened()` opens. Each object is used once, usually through `with_loan`.
 
     The byte may lie beyond the end of the file, so one file can hold up to 2**62 locks. The lock belongs to a file
-    descriptor (`F_OFD_SETLK`), so it also works between threads. A forked child closes its copy of the descriptor.
-    Otherwise the child could keep the lock after the parent has died.
+    descriptor (`F_OFD_SETLK`), so it also works between threads. A forked child closes its copy of the descriptor,
+    so that the child does not keep the lock after the parent has died.
 
-    Without `patience`, `begin` does not wait. With `patience`, it waits up to `trust.WAIT` seconds, or up to
+    Without `patience`, `begin` does not wait. With `patience`, `begin` waits up to `trust.WAIT` seconds, or up to
     `trust.LONGEST` seconds if `long` is True and the lock's holder is running. F_OFD_SETLKW is not used, because it
     has no time limit.
     """
@@ -100,7 +100,7 @@ class ByteLock:
             time.sleep(max(_LEAST_PAUSE, min(waited / _SHARE, _MOST_PAUSE)))
 
     def _look(self, patience: LockPatience, waited: float) -> None:
-        """Raises TimeoutError after the time limit, or if the holder is suspended or is not a penstock process."""
+        """Raises TimeoutError if the time is up, or if the holder is suspended or is not a penstock process."""
         holders = [*_holders(self.fd, self._byte)]
         if waited < trust.LONGEST and self._long and all(one.may_work for one in holders):
             return
@@ -114,7 +114,7 @@ class ByteLock:
 
 
 def again(fd: int) -> Callable[[], int]:
-    """Returns a function that opens the descriptor's file again, because each lock needs its own descriptor."""
+    """Returns a function that reopens the descriptor's file. Each lock needs its own descriptor."""
     return partial(os.open, f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
 
 
@@ -139,7 +139,7 @@ class _Holder(NamedTuple):
 
 
 def _holders(fd: int, byte: int) -> Iterator[_Holder]:
-    """Yields this user's processes that hold the lock on a byte, except those that `/proc` hides."""
+    """Yields the current user's processes that hold the lock on this byte and that `/proc` does not hide."""
     file = os.fstat(fd)
     for pid in trust.processes(os.geteuid()):
         with suppress(OSError):  # the process has ended, or is hidden from us
@@ -151,7 +151,7 @@ def _holders(fd: int, byte: int) -> Iterator[_Holder]:
 
 
 def _locks_of(process: str, number: str, file: os.stat_result) -> list[tuple[str, str, str]]:
-    """Returns (kind, first byte, last byte) of each lock that a process holds on `file` through this descriptor."""
+    """Returns (kind, first byte, last byte) of each lock on `file` that a process holds through one descriptor."""
     with suppress(OSError):  # the descriptor was closed
         if os.path.samestat(os.stat(f"{process}/fd/{number}"), file):
             return _LOCK_OF_FILE.findall(_text(f"{process}/fdinfo/{number}"))

@@ -1,9 +1,12 @@
 """Decides which pieces of remote files to fetch ahead of time.
 
-A piece among the next `near` bytes is fetched unless that would evict a piece that is needed earlier, so that workers
-need not wait for it. A later piece is fetched only if this causes no additional download, that is, once the best
-piece to evict for it can be evicted (the conservative strategy of Cao, Felten, Karlin and Li, 1995). With `near=0`,
-the total number of downloads is the smallest possible (Belady).
+A piece within the next `near` bytes is fetched as soon as there is room, or as soon as room can be made by evicting
+pieces that are needed later. Such evictions may cause additional downloads, but workers need not wait for near
+pieces.
+
+A piece that is further ahead must not cause additional downloads. If there is no room for this piece, the piece is
+not fetched until the best candidate for eviction is a piece that is needed even later (the conservative strategy of
+Cao, Felten, Karlin and Li, 1995). With `near=0`, the total number of downloads is the smallest possible (Belady).
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ class Lookout:
         self.forget()
 
     def forget(self) -> None:
-        """Discards the agenda, because it is outdated or could not be published."""
+        """Discards an agenda that is outdated or could not be published."""
         self._uses: Uses | None = None
         self._listed: list[list[int]] = []  # for each of the first uses: the keys of its pieces
         self._rows = 0  # the number of keys in `_listed`
@@ -69,7 +72,7 @@ class Lookout:
     def joins(self, other: Lookout) -> bool:
         """Adds the datasets of `other`. Returns False if `other` belongs to a different loader or cache.
 
-        This method must be called before `agenda`.
+        Must be called before `agenda`.
         """
         if self._forecasts[0].root is not other._forecasts[0].root or repr(self.cache) != repr(other.cache):
             return False
@@ -83,7 +86,7 @@ class Lookout:
         return self._forecasts[0].position
 
     def agenda(self) -> Agenda | None:
-        """Returns a new agenda, or None if the last one is still good."""
+        """Returns a new agenda, or None if the published agenda need not be replaced yet."""
         position = self.position
         if self._uses is None or position >= self._uses.until:
             self.forget()
@@ -103,7 +106,7 @@ class Lookout:
         return Agenda(position, rows_of(list(chain.from_iterable(self._listed)), first, stop))
 
     def at_once(self) -> int:
-        """Returns the largest number of bytes that the loader will need at the same time, according to its agenda."""
+        """Returns the largest number of bytes that the loader will need at the same time, according to the agenda."""
         number = self._published
         if self._uses is None or not number:
             return 0
@@ -130,7 +133,7 @@ class Lookout:
             self._rows += len(keys)
 
     def look(self, most: int, coming: Mapping[str, int], failed: Collection[str]) -> list[WantedPiece]:
-        """Returns up to `most` pieces to fetch now, most urgent first. Stops at the first piece that does not fit."""
+        """Returns up to `most` pieces to fetch now, the most urgent first. Stops at the first that does not fit."""
         found: list[WantedPiece] = []
         space, ahead = None, 0
         evicted = self.cache.evicted
@@ -155,7 +158,7 @@ class Lookout:
         return found
 
     def _upcoming(self) -> Iterator[WantedPiece]:
-        """Yields the pieces that are in use or will be used, in the order of first use, without duplicates."""
+        """Yields the pieces that are or will be in use, in order of first use, without duplicates."""
         seen: set[str] = set()
         if self._uses is not None:
             for at in np.flatnonzero(self._uses.stop[: self._published] > self.position).tolist():

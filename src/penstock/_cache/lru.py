@@ -20,17 +20,17 @@ class _Kept(Generic[T]):
 
 
 class LruCache(Generic[K, T]):
-    """A cache of `most` bytes that drops the least recently used values, but always keeps at least one value.
+    """Caches up to `most` bytes. Drops the least recently used values, but always keeps at least one value.
 
-    If several threads request a missing value, one reads it and the others wait. A forked child inherits the values.
+    If several threads request a missing value, one thread reads the value and the others wait.
+    A forked child inherits the values.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self.dropped = 0
-        """Number of values dropped so far."""
         self.needed: set[K] = set()
-        """Keys of values that must stay and do not count towards `most`. A `Keeper` updates them every 50 ms."""
+        """Keys of values that must stay and do not count towards `most`. A `Keeper` updates this set every 50 ms."""
         # Changed under the lock, but read without it. So a use only numbers the entry: if it moved the entry, another
         # thread might look for the entry while it is in neither place.
         self._values: dict[K, _Kept[T]] = {}
@@ -62,7 +62,7 @@ class LruCache(Generic[K, T]):
         return kept.value
 
     def get(self, number: K, read: Callable[[K], tuple[T, int]]) -> T:
-        """Returns a value. If the value is not cached, calls `read(number)`, which returns (value, size in bytes)."""
+        """Returns the value of a key. If it is not cached, calls `read`, which returns (value, size in bytes)."""
         value = self.found(number)
         if value is not None:
             return value

@@ -1,9 +1,10 @@
-"""The file of a piece in the cache: the piece's bytes, followed by their length and a checksum.
+"""The file format of a cached piece: the piece's bytes, followed by their length and a checksum.
 
     the bytes
-    magic (8 bytes), length (8), checksum of the bytes (4), CRC-32 of the piece's digest and of these 20 bytes (4)
+    magic (8 bytes), length (8), checksum of the bytes (4)
+    CRC-32 (4) of the piece's digest and the previous line
 
-The bytes come first, so that they are aligned to a page. A truncated or damaged file is detected and never used.
+The bytes come first, so that they are page-aligned. A truncated or damaged file is detected and never used.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MAGIC = b"pnstpie2"
 _END = struct.Struct("<8sQI")
 _CHECK = struct.Struct("<I")
 EXTRA = _END.size + _CHECK.size
-"""Number of bytes that follow the piece's own bytes in its file."""
+"""Number of bytes that follow the piece's own bytes in the file."""
 
 _WORDS = 512  # 8-byte words in a page, because disk and kernel write 4 KB as a whole
 _AT_ONCE = 1 << 30  # bytes of one write: the kernel accepts at most 2 GB
@@ -54,9 +55,9 @@ def write_all(fd: int, view: memoryview) -> None:
 def checksum(view: memoryview) -> int:
     """Returns a hash of sums of 8-byte words. CRC-32 would take three to seven times as long.
 
-    The words of each page are added up, and these sums reveal missing or swapped pages. The words at the same
-    offset of all pages are added up too, and these sums reveal damage within a page. Speed matters, because each
-    process checks every piece that it maps (14 GB per second of CPU time).
+    A sum for each page reveals missing or swapped pages. A sum for each position within a page, taken over all pages,
+    reveals damage within a page. Speed matters, because each process checks every piece that it maps (at 14 GB per
+    second of CPU time).
     """
     count = len(view) // (8 * _WORDS)
     pages = np.frombuffer(view, np.uint64, count * _WORDS).reshape(count, _WORDS)
@@ -67,7 +68,7 @@ def checksum(view: memoryview) -> int:
 
 
 FileStamp = tuple[int, int]
-"""A file's inode number (which may be reused) and modification time, to tell apart files with the same name."""
+"""A file's inode number (which may be reused) and modification time, to distinguish files with the same name."""
 
 
 def stamp_of(about: os.stat_result) -> FileStamp:
@@ -77,7 +78,7 @@ def stamp_of(about: os.stat_result) -> FileStamp:
 def mapped(
     path: str, digest: str, checked: FileStamp | None = None, group: int | None = None
 ) -> tuple[memoryview, FileStamp]:
-    """Maps a piece. Raises ValueError if it is damaged. Skips the checksum if `checked` is the file's stamp."""
+    """Maps a piece. Raises ValueError if the file is damaged. Skips the checksum if `checked` is the file's stamp."""
     fd = acquire(partial(trust.open_ours, path, group=group), os.close)
     try:
         about = os.fstat(fd)
@@ -97,7 +98,7 @@ def mapped(
 
 
 def unlink(path: str) -> None:
-    """Deletes a file. Ignores all errors."""
+    """Deletes a file, ignoring any OSError."""
     try:
         os.unlink(path)
     except OSError:

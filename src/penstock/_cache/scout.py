@@ -19,10 +19,10 @@ from penstock._system.threads import started
 from penstock.plan._forecast import Forecast
 
 AHEAD = 512 << 20
-"""The largest number of bytes to fetch ahead of time. A fast network transfers them in a few seconds."""
+"""The largest number of bytes to fetch ahead of time. A fast network transfers this much in a few seconds."""
 
 NEAR = 128 << 20
-"""The cache always makes room for the next NEAR bytes (a quarter of a small cache): see `lookout`."""
+"""The value of `near` in `lookout`, in bytes. In a small cache, `near` is a quarter of the cache's limit instead."""
 
 THREADS = 16
 
@@ -54,7 +54,7 @@ class Scout:
             self._thread = started("penstock-scout", self._work, self._fetches.stop)
 
     def close(self) -> None:
-        """Stops the scout. Fetches in flight finish in the background."""
+        """Stops the scout. Pieces that are being fetched are completed in the background."""
         self._fetches.stop()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():  # the garbage collector may run in it
@@ -85,7 +85,7 @@ class _Fetches:
         self.bell.put(None)
 
     def wait(self, least: float) -> None:
-        """Waits until a fetch has ended or 20 ms have passed, but never less than `least` seconds."""
+        """Waits up to 20 ms for a fetch to end, but at least `least` seconds in any case."""
         until = time.monotonic() + least
         with suppress(queue.Empty):
             self.bell.get(timeout=max(least, _PAUSE))

@@ -1,24 +1,25 @@
-"""Decoded blocks that all processes of a machine share, so that each block is decoded by only one of them.
+"""Decoded blocks, shared by all processes on a machine, so that each block is decoded by only one process.
 
-A process that reads a table with a loader opens an *inventory*: which process has which block, and a *claim* for each
-loader, which lists the blocks that the loader needs. The inventory is a memfd (shared memory without a name), which
-other processes find among the descriptors of that process (see `_measure/page.py`). A block is a memfd as well, in
-the process that has decoded it; other processes open it there and map it. An inventory contains:
+A process that reads a table with a loader opens an *inventory*. The inventory lists the decoded blocks, and
+names the process that holds each block. For each loader, the inventory contains a *claim*: a list of the blocks that
+the loader needs. The inventory is a memfd (shared memory without a path). Other processes find this memfd among the
+descriptors of the process that opened the inventory (see `_measure/page.py`). Each block is a memfd of the process
+that decoded the block; other processes open and map the block's memfd. An inventory contains:
 
     magic (8 bytes), time when the inventory was opened, number of rows, number of decoded blocks (8 bytes each)
-    rows: block, process id, file descriptor, inode, size, number of the decoded block (8 bytes each; a free row has
-          process id 0). There are only as many rows as were ever in use at the same time, because every reader reads
-          all of them.
-    claims, after the space for 4,096 rows: bytes to keep (-1: none), number of needs, needs (8 bytes each). A claim
-          has space for 4,096 needs.
+    rows: block, process id, file descriptor, inode, size, sequence number among the decoded blocks (8 bytes each; a
+          free row has process id 0). A row is added only if no row is free, because every reader reads all rows.
+    claims, after the space for 4,096 rows: bytes to keep (-1 if the loader reads block by block), number of
+          needed blocks, needed blocks (8 bytes each). A claim has space for 4,096 needed blocks.
 
-A process accepts only memfds that belong to this user, whatever their name (see `_system/trust.py`). An inventory
-never shrinks. A complete block is sealed, so that no process can change it, or truncate it while others have it
-mapped. Because nothing has a name, nothing can be left behind. If a process dies, the next process that needs one of
-its blocks decodes the block again.
+A process accepts only memfds that belong to its own user (see `_system/trust.py`), because any user can create a
+memfd with any name. An inventory never shrinks. A complete block is sealed, so that no process can change or
+truncate the block. Because no memfd has a path, nothing can be left behind. If a process dies, the next process that
+needs one of the dead process's blocks decodes this block again.
 
 Locks (see `_cache/locks.py`): byte 0 guards the rows and claims, byte 1 + n guards block n, and byte 2**61 + n guards
-claim n. A loader holds the lock of its claim for as long as it reads, so a claim whose lock is free is outdated.
+claim n. A loader holds the lock of its claim for as long as the loader reads, so a claim whose lock is free is
+outdated.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from penstock._system.platform import HAS_PROCESSES, SEAL_SHRINK, resource
 from penstock._system.warnings import warn_caller
 
 MakeBlock = Callable[[], Sequence[Any]]
-"""A function that decodes a block, and returns its bytes as a list of buffers."""
+"""A function that decodes a block and returns the bytes as a list of buffers."""
 
 _NAME, _BLOCK = "penstock-inventory-", "penstock-block"
 _HEAD = struct.Struct("<8sqqq")
@@ -62,7 +63,7 @@ _UNFINISHED = 0.2  # seconds to wait for the head of an inventory that was opene
 
 
 class Inventory:
-    """The list of a table's shared blocks, and the claim of one loader."""
+    """The list of a table's shared blocks, and one loader's claim."""
 
     def __init__(self, table: str, claim: Claim) -> None:
         self._name = _NAME + table
@@ -144,7 +145,7 @@ def _claim_lock(fd: int, number: int) -> ByteLock:
 
 
 def _check_is_inventory(fd: int, name: str) -> None:
-    """Raises OSError if `fd` is not the inventory with this name. This is checked before writing."""
+    """Raises OSError if `fd` is not an inventory with this name."""
     # A thread may close the inventory's descriptor while another one is about to write. The number may then be reused
     # for another file, perhaps one of the user's. So each writer opens a descriptor of its own, and checks it here.
     if not trust.is_memfd(f"/proc/self/fd/{fd}", name):
@@ -167,9 +168,9 @@ class Shared:
         self._own: dict[int, int] = {}  # descriptors of blocks, by inode
 
     def get(self, block: int, make: MakeBlock) -> memoryview | None:
-        """Returns a block, decoded by `make` if necessary, or None.
+        """Returns a block, decoding it with `make` if necessary.
 
-        The result is None if there is no inventory, or if waiting for a lock has timed out.
+        Returns None if there is no inventory or a lock cannot be taken in time.
         """
         inventory = self._find_inventory()
         if inventory is None:
@@ -185,7 +186,7 @@ class Shared:
             return None
 
     def _warn(self, error: OSError) -> None:
-        """Warns once that another program has held a lock for too long."""
+        """Warns once if another program has held a lock for too long."""
         if error.errno == errno.ETIMEDOUT and not self._is_warned:
             self._is_warned = True
             warn_caller(
@@ -194,7 +195,7 @@ class Shared:
             )
 
     def blocks(self) -> set[int]:
-        """Returns the blocks in the inventory. Closes the blocks of this process that it no longer lists."""
+        """Returns the blocks in the inventory. Closes this process's blocks that are no longer listed."""
         inventory = self._find_inventory()
         if inventory is None:
             return set()
@@ -277,7 +278,7 @@ class Shared:
 
 
 def _most_own() -> int:
-    """Returns how many blocks a process may share: half of the limit on open descriptors (often 1,024)."""
+    """Returns how many blocks a process may share: half of the process's limit on open descriptors."""
     return int(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 2
 
 
@@ -324,14 +325,14 @@ def _rows(fd: int) -> Rows:
 
 
 def _write_rows(fd: int, rows: Rows, decoded: int | None = None) -> None:
-    """Writes the rows of the inventory. The caller must hold the lock; readers need no lock."""
+    """Writes the rows of the inventory. The caller must hold the lock on byte 0. Readers need no lock."""
     opened, _, before = _head(fd)
     os.pwrite(fd, rows.tobytes(), _HEAD.size)
     os.pwrite(fd, _HEAD.pack(_MAGIC, opened, len(rows), before if decoded is None else decoded), 0)
 
 
 def _claims(fd: int) -> list[Claim]:
-    """Returns the claims of live loaders. The caller must hold the lock."""
+    """Returns the claims of live loaders. The caller must hold the lock on byte 0."""
     return [
         _read_claim(fd, number)
         for number in range(-(-(os.fstat(fd).st_size - _CLAIMS) // _CLAIM_SIZE))
@@ -340,7 +341,7 @@ def _claims(fd: int) -> list[Claim]:
 
 
 def _write_claim(fd: int, number: int, claim: Claim) -> None:
-    """Writes a loader's claim. The caller must hold the lock."""
+    """Writes a loader's claim. The caller must hold the lock on byte 0."""
     keep = -1 if claim.keep is None else claim.keep
     data = _CLAIM.pack(keep, len(claim.needs)) + claim.needs.astype("<i8").tobytes()
     os.pwrite(fd, data, _CLAIMS + number * _CLAIM_SIZE)
@@ -374,7 +375,7 @@ def _first_inventory(name: str) -> int | None:
 
 
 def _inventories(name: str) -> Iterator[tuple[int | None, str]]:
-    """Yields (opening time, path) of each inventory with this name. The time is None until it has been written."""
+    """Yields (opening time, path) of each inventory with this name. The time is None until it is written."""
     for _, path in memfds(os.geteuid(), name):
         with suppress(OSError):  # the process has ended, or the memfd is no inventory of this user
             yield _opened_at(path, name), path

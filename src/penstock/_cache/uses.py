@@ -1,4 +1,4 @@
-"""Computes when each block is used next, from a loader's forecast (the keys that it will read)."""
+"""Computes when each block is used next, from a loader's forecast (the keys that the loader will read)."""
 
 from __future__ import annotations
 
@@ -25,20 +25,17 @@ class Uses(NamedTuple):
     stop: NDArray[np.int64]  # the position after the last one that uses the block
 
     def before(self, number: int, position: int) -> Uses:
-        """Returns the first `number` uses.
-
-        They are valid until the loader is halfway to the first use that was left out.
-        """
+        """Returns the first `number` uses. These uses expire when the loader is halfway to the first omitted use."""
         until = max(position + 1, (position + int(self.first[number])) // 2)
         return Uses(min(self.until, until), self.blocks[:number], self.first[:number], self.stop[:number])
 
 
 Blocked = tuple[Forecast, NDArray[np.int64]]
-"""A dataset's forecast, and its block edges: the first key of each block, and the total number of samples."""
+"""A dataset's forecast and block edges (the first key of each block, followed by the number of samples)."""
 
 
 def uses(sources: Sequence[Blocked]) -> Uses:
-    """Returns when each block is used in this epoch and the next. Blocks are numbered across all `sources`."""
+    """Returns the uses of all blocks in this epoch and the next. Blocks are numbered across all `sources`."""
     forecast = sources[0][0].root.snapshot()
     position = forecast.position
     if not any(size for _, _, size in islice(forecast.epochs(), 2)):
@@ -73,7 +70,7 @@ def _of_spans(sources: Sequence[Blocked], blocks: Sequence[Grouping], epoch: int
 
 
 def _of_keys(forecast: Forecast, sources: Sequence[Blocked], at: int, end: int) -> tuple[list[_UseArrays], int]:
-    """Returns up to about `_MOST` uses from position `at` on, and the position where the search stopped."""
+    """Returns up to about `_MOST` uses from position `at` onwards, and the position where the search stopped."""
     parts: list[_UseArrays] = []
     count = 0
     while at < end and count < _MOST:

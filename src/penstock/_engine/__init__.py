@@ -1,1 +1,1 @@
-"""Engines, each of which lives as long as its crew of workers."""
+"""Engines. Each engine owns a crew of workers, and lives as long as the crew."""

@@ -1,13 +1,13 @@
-"""The engine connects the scheduler, which decides what to do, with a backend, which has the workers.
+"""The engine connects the scheduler, which decides what to do, with a backend, which runs the workers.
 
-The engine draws steps from the course, posts tasks, receives outcomes and hands out batches. It does all this inside
-the caller's `next()`: it has no thread of its own, and workers find their next task by themselves. A step in flight
-is in four tables, under its seq (task number):
+The engine draws steps from the course, posts tasks, receives outcomes and hands out batches. All this happens inside
+the caller's `next()`: the engine has no thread of its own, and workers find their next task by themselves. A task in
+flight is recorded in four tables, under its number (seq):
 
-    Scheduler   Is the step posted, filled or lost, and in which slab? It knows neither samples nor outcomes.
-    Course      Which steps of which run is the task for, and what is the outcome? It knows neither workers nor slabs.
-    backend     Which slot of the board has the task? It knows neither the order nor the consumer.
-    the board   The task itself, in shared memory. It is the only table that workers see.
+    Scheduler   Is the task posted, filled or lost, and in which slab? Knows neither samples nor outcomes.
+    Course      Which steps of which run is the task for, and what is the outcome? Knows neither workers nor slabs.
+    backend     Which slot of the board has the task? Knows neither the order nor the consumer.
+    the board   The task itself, in shared memory. The only table that workers see.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _LOOK_FOR_OUTAGES = 2.5  # after this many seconds without an outcome, the engin
 
 
 class ReceivedEarly(NamedTuple):
-    """Replaces the content of an outcome whose batch was converted before the caller asked for it."""
+    """Replaces the content of an outcome whose batch was converted before the caller asked for the batch."""
 
     batch: Any
 
@@ -65,8 +65,8 @@ class Engine(EngineLifetime):
     With `look_ahead`, steps of the next run may be prefetched. With `bundles`, several small steps may share a task.
     A worker that spends more than `hang` seconds on one step is killed.
 
-    `receive` converts each batch for the caller. It gets the batch and the root array of its slab. The next `early`
-    batches that are done are converted before the caller asks for them.
+    `receive(batch, root)` converts each batch for the caller, where `root` is the root array of the batch's slab. Up
+    to `early` finished batches are converted before the caller asks for them.
     """
 
     _finalizer: Any = bool  # for `__del__`, if an interrupt came before the constructor has set it
@@ -128,15 +128,18 @@ class Engine(EngineLifetime):
 
     @property
     def ready(self) -> int:
-        """The number of finished batches that have not been handed out yet. A bundle counts as one."""
+        """The number of finished batches that have not been handed out yet.
+
+        A bundle counts as one batch until its first step is handed out.
+        """
         return len(self._course.ready) + len(self._course.filled)
 
     def open_answer(self) -> Answer | None:
-        """Returns measurements for those steps of the current task that were handed out, or None."""
+        """Returns the measurements of the current task so far, or None if no task is being handed out."""
         return self.stopwatch.open_answer(len(self._course.ready))
 
     def memory(self) -> tuple[int, int, int]:
-        """Returns the bytes that are lent to the caller, those that are kept in the pool, and those outside it."""
+        """Returns three sizes in bytes: memory lent to the caller, memory kept for reuse, memory outside slabs."""
         # A reader may still refer to a closed engine.
         pooled, strays = (0, 0) if self.closed else self.backend.memory()
         lent = self._leases.nbytes
@@ -145,7 +148,7 @@ class Engine(EngineLifetime):
     # Called by a reader.
 
     def open(self, run: Run) -> None:
-        """Begins a run. Drops prefetched steps of any other run."""
+        """Begins a run. Drops prefetched steps of other runs."""
         if run is not self._course.ahead:
             self.cancel()
         if self.closed:
@@ -171,7 +174,7 @@ class Engine(EngineLifetime):
             self._open(run)
 
     def take_back(self) -> bool:
-        """Takes the engine from an iterator that has handed out its last batch, or returns False if it cannot."""
+        """Takes the engine from its iterator if the last batch has been handed out. Otherwise, returns False."""
         taken: list[bool] = []
         self.held(partial(self._take_back, taken), wait=False)
         return bool(taken)
@@ -251,7 +254,7 @@ class Engine(EngineLifetime):
     def cancel(self, timeout: float | None = None, run: Run | None = None) -> None:
         """Drops prefetched batches and unfinished steps.
 
-        If each step belongs to a particular worker, waits until the workers are done with the unfinished steps.
+        If each step belongs to a particular worker, waits until the workers are done with the dropped steps.
         """
         if not self.is_ours():
             return
@@ -296,7 +299,7 @@ class Engine(EngineLifetime):
         self.backend.flush()
 
     def resize(self, workers: int, window: int) -> None:
-        """Sets the number of workers and of tasks to prefetch (`window`). The caller must hold the engine."""
+        """Sets the number of workers, and how many tasks to prefetch (`window`). The caller must hold the engine."""
         if not self.closed:
             while self._take_in(0):  # so that workers that have left are not counted
                 pass
@@ -344,7 +347,7 @@ class Engine(EngineLifetime):
         return True
 
     def _look_for_outages(self) -> None:
-        """Warns the caller, and informs `penstock top`, if a worker waits for a remote store that does not answer."""
+        """Warns the caller, and informs `penstock top`, if a worker is waiting for a store that does not answer."""
         meter = self.stopwatch.meter
         outage = self.backend.gauges.outage(self.seats) or meter.scouts.outage
         if outage is not None and outage.is_long:
@@ -479,7 +482,7 @@ class Engine(EngineLifetime):
         self._answer = self._unwrap()
 
     def _unwrap(self) -> StepResult:
-        """Removes the next step from the delivered task, and returns its result."""
+        """Removes the next step from the delivered task. Returns the result of the step."""
         task, outcome = self._course.ready.popleft()
         if outcome.mark is not None:
             task = task._replace(mark=outcome.mark)
@@ -500,7 +503,7 @@ class Engine(EngineLifetime):
         return self._receive(self.backend.open(outcome), outcome.root)
 
     def _receive_early(self) -> None:
-        """Converts the next batches if they are done, so that an accelerator has them before they are needed."""
+        """Converts the next finished batches ahead of time, so that their data reaches an accelerator early."""
         course, left = self._course, self._early
         for at in range(min(left, len(course.ready))):
             task, outcome = course.ready[at]

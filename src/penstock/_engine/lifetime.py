@@ -1,4 +1,4 @@
-"""The lifetime of an engine. One thread at a time uses the engine, and any thread may end it at any moment."""
+"""The lifetime of an engine. One thread at a time may use the engine. Any thread may end it at any moment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EngineLifetime:
 
     @property
     def closed(self) -> bool:
-        """True if the workers were stopped, or will be stopped as soon as no thread uses the engine."""
+        """True if the workers have been stopped, or will be stopped as soon as no thread uses the engine."""
         return bool(self._turn.ended_by)
 
     def is_ours(self) -> bool:
@@ -71,7 +71,7 @@ class EngineLifetime:
                 self.backend.wake()
 
     def at_exit(self) -> None:
-        """Stops the workers. If a daemon thread is using the engine, they end with this process instead."""
+        """Stops the workers. If a daemon thread is using the engine, the workers end with this process instead."""
         self._finalizer()
 
     def _let_go(self) -> None:
@@ -82,11 +82,11 @@ class EngineLifetime:
             self._turn.changes.tell()
 
     def _end_if_free(self) -> bool:
-        """Stops the workers. If another thread is using the engine, returns False, and that thread will stop them."""
+        """Stops the workers, or returns False if another thread is using the engine and will stop them."""
         return self.held(partial(self._end, self._turn.ended_by), wait=False)
 
     def _end(self, by: str) -> None:
-        """Stops the workers. `by` is the end of the error message "This iterator ...", such as "was closed"."""
+        """Stops the workers. `by` completes the error message "This iterator ...", for example with "was closed"."""
         raise NotImplementedError
 
     # This runs before `_finalizer` would run on its own, and it defers interrupts. If an interrupt comes at its very

@@ -1,4 +1,4 @@
-"""Decides how many steps are sent in one task. Several small steps are bundled into one task."""
+"""Decides how many steps are sent in one task. Short, small steps are bundled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SLOW = 1e-3  # seconds that a step is assumed to take until it is measured: ste
 
 
 class Pace:
-    """Decides how many steps the next task has. The current decision is `bundle`, and its limit is `most`."""
+    """Decides how many steps to put into the next task: `bundle`, which is at most `most`."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -86,7 +86,7 @@ def lost_error(task: Task, loss: Lost, retries: int) -> WorkerLostError:
 def broken_error(task: Task, loss: Lost, retries: int, unknown: str | None) -> WorkerLostError:
     """Returns the error for a stream that no worker can continue.
 
-    `unknown` is None, or says why the position in the stream is not known.
+    `unknown` says why the position in the stream is unknown, or is None if the position is known.
     """
     when = "while filling" if loss.seq == task.seq else "before"
     why = f"No worker can read the stream past this step, so the epoch ends here. {_tried(retries)}"

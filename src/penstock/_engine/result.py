@@ -1,4 +1,4 @@
-"""The result of one step, which an engine hands to its reader."""
+"""The result of one step, which an engine hands to a reader."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock._wire.task import Mended, Task
 
 
 class StepResult(NamedTuple):
-    """The result of one step: a batch, the error that replaces it, or the end of the run (then `task` is None)."""
+    """A batch, the error that replaces a batch, or the end of the run (if `task` is None)."""
 
     task: Task | None
     data: Any = None

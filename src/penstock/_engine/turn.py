@@ -1,12 +1,11 @@
 """Decides which thread may use an engine: one thread at a time. Any thread may end the engine at any moment.
 
     turn   FREE --take--> HELD (by one call, in one thread) --let_go--> FREE
-           FREE or HELD --end--> ended: the holder ends the engine when it lets go. If there is no holder, the caller
+           FREE or HELD --end--> ended: the holder ends the engine when letting go. If there is no holder, the caller
                                  of `end` ends the engine.
 
 A thread that wants to change something gets the turn before threads that call `next()`. A thread that wants a batch
-waits until such a change is done. Two threads must not ask the same iterator for a batch at the same time: this is an
-error.
+waits until such a change is done. It is an error if two threads ask one iterator for a batch at the same time.
 
 Taking the turn and letting go must survive Ctrl-C at any instruction (see `_system/interrupts.py`). So a thread
 creates its hold, a tuple that identifies the call, before it takes the turn. Only that thread lets go, by a plain
@@ -25,7 +24,7 @@ from penstock._system.platform import register_at_fork
 NEXT, CHANGE = "next", "change"
 
 Hold = tuple[int, str]
-"""The id of a thread, and what it wants to do: NEXT or CHANGE."""
+"""The id of a thread, and what the thread wants to do: NEXT or CHANGE."""
 
 INSIDE = "The loader cannot be changed from inside of its own next(), iter() or update(), as by a signal handler."
 
@@ -44,7 +43,7 @@ register_at_fork(after_in_child=_be_another_process)
 class Turn:
     """The right to use an engine, held by one thread at a time.
 
-    `ended_by` says why the engine has ended or will end. Before that, `ended_by` is "".
+    `ended_by` says why the engine has ended or is about to end. Until then, it is "".
     """
 
     def __init__(self) -> None:
@@ -89,7 +88,10 @@ class Turn:
         return any(use is CHANGE for _, use in self.waiting.copy().values())
 
     def _refuse(self, hold: Hold) -> None:
-        """Raises an error if waiting would deadlock, the engine has ended, or two threads call `next` at once."""
+        """Raises an error if waiting would deadlock.
+
+        If the hold is for `next`, also raises if the engine has ended or if another thread is calling `next`.
+        """
         if hold[1] is CHANGE:
             if self.is_used_here():
                 raise RuntimeError(INSIDE)

@@ -1,6 +1,6 @@
-"""A feed obtains the samples for a loader. The loader chooses it once, and no other code depends on the choice.
+"""A feed obtains the samples for a loader. The loader chooses a feed once, and no other code depends on the choice.
 
-A feed makes runs. A run is one epoch that is being read. Its steps are drawn one after the other.
+A feed makes runs. A run draws the steps of one epoch, one after another.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ Borrow = Callable[..., Loan]
 
 
 class Begin(NamedTuple):
-    """The position at which a run begins."""
-
     steps: int = 0  # the first steps, which were already handed out
     beyond: frozenset[int] = frozenset()  # later steps that were handed out, too
     mark: Mark | None = None  # where a sampler or stream that has a state continues
@@ -47,22 +45,22 @@ class Begin(NamedTuple):
 
 
 class Run:
-    """The steps of one epoch, in order. Only the methods of a run change it.
+    """The steps of one epoch, in order. A run is changed only by its own methods.
 
     If the user's sampler or stream raises an exception, the exception takes the place of one step. Any other
     exception while drawing ends the run.
 
     - `keys`: the keys of each step, beginning with step `at.steps`. The steps in `at.beyond` are left out, because
-      they were handed out.
+      these steps were already handed out.
     - `repeats`: if True, the steps in `at.beyond` are drawn again, because a stream's reader must read every step.
-      The consumer skips them.
-    - `read_from`: the sampler or stream that the keys come from, if it may have a state.
+      The consumer skips the repeated steps.
+    - `read_from`: the sampler or stream from which the caller's process reads the keys, if any.
     - `what`: the name of the sampler or stream in error messages.
-    - `numbers`: gives each run its number.
-    - `local_rows`: the rows of each step whose keys are drawn, or None for all rows.
+    - `numbers`: the iterator from which each run takes its number.
+    - `local_rows`: if not None, only the keys of these rows of each step are drawn.
     - `seat`: the index of the worker that gets the first step (torch semantics only).
     - `raises_at_once`: if True, an error that ends the run is raised by the `next()` call that tried to draw.
-      Otherwise, it is raised after the steps that were drawn before it.
+      Otherwise, the error is raised after the steps that were drawn earlier.
     """
 
     def __init__(
@@ -100,14 +98,14 @@ class Run:
         bundled = isinstance(keys, Draw) and keys.batched
         self._take = keys.take if bundled else None  # type: ignore[attr-defined]
         self.begins_later = at.steps > 0
-        """True if the epoch is resumed after its first step."""
+        """True if the run does not begin at the start of the epoch."""
         self._step = at.steps
         self._skip = set() if repeats else set(at.beyond)
         self._reading = read_from
         self._what = what
 
     def follow(self) -> Run | None:
-        """Returns the run for the next epoch, or None if drawing its keys early could have side effects."""
+        """Returns the run for the next epoch, or None if drawing keys early could have side effects."""
         plan, epoch = None if self.plan is None else self.plan.after(), self.epoch + 1
         if plan is None:
             return None
@@ -157,7 +155,7 @@ class Run:
         self.error = error
 
     def take_error(self) -> BaseException | None:
-        """Returns the run's error, if any, and clears it, so that it is raised only once."""
+        """Returns the run's error, if any, and clears `error`, so that the error is raised only once."""
         error, self.error = self.error, None
         return error
 
@@ -175,7 +173,7 @@ class Run:
         self.is_left = True
 
     def continued(self, task: Task, position: bytes | None) -> Task:
-        """Returns the task for a replacement worker, which first opens the stream at this position."""
+        """Returns the task for a replacement worker, which must first open the stream at `position`."""
         mark = opened(position)
         if mark is None or isinstance(task.keys, Opening):  # the first task of the run says where it begins
             return task

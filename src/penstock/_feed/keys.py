@@ -81,7 +81,7 @@ class KeyFetch(Fetch):
         return self._samples.fetch(self._dataset.__getitem__, keys)
 
     def _may_go_on(self, error: BaseException, task: Task) -> bool:
-        """True if the samples of a failed batch may be fetched one by one, to find out which of them fail."""
+        """True if the samples of a failed batch may be fetched one by one, to find out which samples fail."""
         if not self._samples.mends or not isinstance(ordinary(error), Exception):
             self._focus.name_sample()
             return False
@@ -96,7 +96,7 @@ class KeyFetch(Fetch):
 
 
 def refuse_samplers(dataset: Any, sampler: Any, batch_sampler: Any) -> None:
-    """Raises ValueError if the user gives a sampler with a mixture, which decides the order of its samples itself."""
+    """Raises ValueError if a mixture is given a sampler: a mixture decides the order of its samples itself."""
     # Not in `ByKey.check`, because libraries give a loader that they rebuild a batch sampler that wraps the loader's.
     if (sampler is None and batch_sampler is None) or method_of(dataset, "__order__") is None:
         return
@@ -306,7 +306,7 @@ class ByKey(Feed):
 
 
 class _DrawnKeys(Reading):
-    """Reads a sampler that may draw random numbers, for which `drawing` seeds the generators."""
+    """Reads a sampler that may draw random numbers. `drawing` seeds the generators for each read."""
 
     def __init__(self, sampler: Any, drawing: Callable[..., Any]) -> None:
         super().__init__(sampler)
@@ -356,7 +356,7 @@ def _listed(keys: Any) -> list[Any]:
 
 
 class BatchesOfKeys:
-    """The keys of each batch of the loader's current epoch, in order, as lists."""
+    """The batches of the loader's current epoch, in order, each as a list of keys."""
 
     def __init__(self, now: Now) -> None:
         self._now = now

@@ -1,4 +1,4 @@
-"""Makes the plans that need more than an order: the lengths of samples, or a dataset that packs documents."""
+"""Makes the plans that need more than an order: sample lengths, or a dataset that packs documents."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
 
 WINDOW_OF_MIXTURE = 1 << 15
-"""Number of samples of a mixture whose batches are cut together. New weights begin with the next window."""
+"""The number of samples in a window. The samples of a mixture are divided into batches window by window.
+
+New weights apply from the next window on.
+"""
 
 
 class Planner:
-    """Makes a loader's plans. Keeps the last plan, whose windows may be needed again."""
+    """Makes a loader's plans. Keeps the last plan, because the plan's windows may be needed again."""
 
     def __init__(self) -> None:
         self._last: ComputedPlan | None = None
@@ -31,7 +34,7 @@ class Planner:
         self._table: tuple[int | None, LengthTable] | None = None  # with the number of samples at that time
 
     def plan(self, feed: ByKey, order: Order, seed: int) -> ComputedPlan:
-        """Returns the plan that the loader needs now. This is the last plan itself if nothing has changed."""
+        """Returns the plan that the loader needs now: the same object as before if nothing has changed."""
         plan = self._made(feed, order, seed)
         if self._last is None or self._last != plan:
             self._last = plan
@@ -57,7 +60,7 @@ class Planner:
         return made
 
     def _budget(self, feed: ByKey, order: Order, seed: int) -> BudgetWindows:
-        """Returns the windows whose samples are divided into batches."""
+        """Returns the windows within which samples are divided into batches."""
         options, pad, before = feed.options, feed.options.padding, self._last
         most = None if pad is None else pad.max_length
         made = BudgetWindows(
@@ -79,7 +82,7 @@ class Planner:
         return made
 
     def _cut_lengths(self, feed: ByKey) -> LengthTable:
-        """Returns the length of each sample after `pad` has truncated it."""
+        """Returns the length of each sample after `pad` has truncated the sample."""
         lengths, pad, before = self._lengths(feed), feed.options.padding, self._last
         if pad is None or pad.max_length is None:
             return lengths
@@ -87,7 +90,7 @@ class Planner:
         return before.lengths if isinstance(before, BalancedPlan) and before.lengths == cut else cut
 
     def _lengths(self, feed: ByKey) -> LengthTable:
-        """Returns the length of each sample, looked up again if the number of samples has changed."""
+        """Returns the length of each sample. The lengths are looked up again if the number of samples has changed."""
         n = feed.length()
         if self._table is None or self._table[0] != n:
             self._table = n, LengthTable(_measured(feed))
@@ -101,7 +104,7 @@ def _is_random(order: Any) -> bool:
 def _samples_at_once(feed: ByKey) -> int:
     """Returns how many samples are divided into batches together.
 
-    With `shuffle="blocks"`, these are at most as many samples as are held at the same time.
+    With `shuffle="blocks"`, the result is at most the number of samples in one window of blocks.
     """
     if feed.history is not None:
         return min(WINDOW, WINDOW_OF_MIXTURE)

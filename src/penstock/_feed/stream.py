@@ -1,7 +1,7 @@
 """Feeds for streams.
 
-Either one worker reads the whole stream, or the caller reads light items (such as file names) from it, and all
-workers load the samples.
+Either one worker reads the whole stream, or the caller reads light items (such as file names) from the stream, and
+all workers load the samples.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from penstock.source._dataset import to_load_in_parallel
 
 
 class Stream(Feed):
-    """Base class of both feeds for streams. A stream has no plan, and its length is known only from its `__len__`."""
+    """Base class of both feeds for streams.
+
+    A stream has no plan. The length of a stream is known only if the stream has a `__len__`.
+    """
 
     _promised: int | None = None
 
@@ -54,7 +57,7 @@ class Stream(Feed):
 
 
 class ItemFetch(Fetch):
-    """The worker's part of the feed for light items (such as file names): calls the dataset's `load` for each."""
+    """The worker's part of the feed for light items (such as file names): passes items to the dataset's `load`."""
 
     def look_up(self) -> None:
         self._load: Callable[[Any], Any] = self._job.dataset.load
@@ -65,13 +68,13 @@ class ItemFetch(Fetch):
 
     @staticmethod
     def key(job: Job, task: Task, item: Any, row: int) -> int:
-        """Returns the position of an item in the stream. Positions are unique, but items may be equal."""
+        """Returns the position of an item in the stream. Unlike items, positions are unique."""
         row = row if job.local_rows is None else job.local_rows[row]
         return job.number(task.step) * job.batch_size + row
 
 
 class ByItem(Stream):
-    """The caller's part of the feed for light items, such as file names: reads the items from the stream."""
+    """The caller's part of the feed for light items (such as file names): reads the items from the stream."""
 
     names = "items", "item"
     fetch = ItemFetch
@@ -85,7 +88,7 @@ class ByItem(Stream):
         return Run(numbers, epoch, left, None, at, read_from=reading, what="the stream", local_rows=rows)
 
     def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int, number: int) -> Any:
-        """Returns the light items of batch `number`, or END if there are none. All ranks get the same items."""
+        """Returns the light items of batch `number`, or END if too few are left. All ranks get the same items."""
         size = self.options.batch_size or 1
 
         def read() -> list[Any] | None:
@@ -137,7 +140,7 @@ class StreamFetch(Fetch):
         return samples, None
 
     def _timed(self, task: Task, number: int, items: Iterator[Any]) -> Iterator[Any]:
-        """Yields the items of batch `number`, and measures the time for each."""
+        """Yields the items of batch `number`, and measures the time for each item."""
         gauge = self._focus.gauge
         gauge.begin_epoch(task.epoch)
         before = perf_counter_ns()
@@ -167,7 +170,7 @@ class StreamFetch(Fetch):
         self._focus.doing(f"the stream's next {'sample' if n == 1 else f'{n} samples'}, ", None)
 
     def _pass_over(self, until: int) -> None:
-        """Discards batches of other ranks and from before a resume. Each is read with its own random numbers."""
+        """Reads and discards all batches before batch `until`, each with its own random numbers."""
         if self._stream.read >= until:
             return
 

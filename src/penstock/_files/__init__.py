@@ -1,1 +1,1 @@
-"""Local and remote files: finds them by path or URL, identifies them, reads their bytes, and keeps their indexes."""
+"""Finds, identifies, reads and indexes local and remote files."""

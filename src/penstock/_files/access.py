@@ -54,7 +54,7 @@ class Access(NamedTuple):
         return cls(**files)
 
     def check(self) -> None:
-        """Raises TypeError or ValueError for an invalid option, even if all files are local and do not use it."""
+        """Raises TypeError or ValueError for an invalid option, even if all files are local."""
         if self.storage is not None and not isinstance(self.storage, Mapping):
             raise TypeError(f"storage must be a dict of options, but it is a {type(self.storage).__name__}.")
         if self.cache_bytes is not None:
@@ -147,7 +147,10 @@ def _nearest(path: Path) -> Path:
 
 
 def _size_for(folder: Path) -> int:
-    """Returns the default size limit of the cache: half of (cached bytes + free bytes), between 1 GB and 100 GB."""
+    """Returns the default size limit of the cache: half of the disk space that is either free or taken by the cache.
+
+    The limit is at least 1 GB and at most 100 GB.
+    """
     free = used = 0
     with suppress(OSError):  # if the folder is missing or not readable, the cache warns about it
         free = shutil.disk_usage(_nearest(folder)).free

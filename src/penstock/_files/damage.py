@@ -1,4 +1,4 @@
-"""Decides whether an error means that a file is damaged. Only a decoder's error about its content means this."""
+"""Decides whether a file is damaged. The only evidence of damage is a decoder's error about the file's content."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ALLOCATION = re.compile(r"alloc of size (\d+) failed")  # pyarrow's message
 
 
 def is_damage(error: Exception) -> bool:
-    """True if a decoder's error was caused by its input bytes, and not by the system or a lack of memory."""
+    """True if a decoder's error was caused by the input bytes, not by the system or a lack of memory."""
     if isinstance(error, MemoryError):
         wanted = _ALLOCATION.search(str(error))
         # If a decoder requests more memory than this machine has, a length in the file must be wrong.
@@ -22,7 +22,7 @@ def is_damage(error: Exception) -> bool:
 
 
 def raise_unless_damage(error: Exception, where: str) -> None:
-    """Raises the error again unless it means that the file is damaged. Adds a note that says `where` it occurred."""
+    """Does nothing if the file is damaged. Otherwise, raises the error again, with a note that contains `where`."""
     if is_damage(error):
         return
     error.add_note(f"While reading {where}.")

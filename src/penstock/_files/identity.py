@@ -1,4 +1,4 @@
-"""The identity of a file, by which all of penstock decides whether two files have the same content."""
+"""File identities. penstock assumes that two files with the same identity have the same content."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 
 class Identity(NamedTuple):
-    """Identifies the content of a file."""
-
     name: str  # unique to the file, and never shown (see `identified`)
     size: int
     version: str  # ETag or time; "" if unknown: then nothing is kept beyond this process, as content may change
@@ -25,12 +23,12 @@ class Identity(NamedTuple):
 
     @property
     def place(self) -> str:
-        """A digest of the file's name, which stays the same when the content changes."""
+        """A digest of the file's name. The digest stays the same when the content changes."""
         return hashlib.sha256(self.name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def fingerprint(files: Iterable[tuple[str, int, object]]) -> str:
-    """Returns a short text that is the same for all copies of the files, even if their times and ETags differ."""
+    """Returns a short string that is the same for all copies of the files, even if their times and ETags differ."""
     listed = [(path.rpartition("/")[2], size, check) for path, size, check in files]
     digest = hashlib.sha256(repr(listed).encode()).hexdigest()[:16]
     what = "1 file" if len(listed) == 1 else f"{len(listed):,} files"

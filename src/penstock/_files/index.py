@@ -3,10 +3,11 @@
 An index is stored as a file with these parts:
 
     magic (8 bytes) | version, length of the description, its CRC-32 (4 bytes each)
-    description: JSON with kind, size and time of the indexed file, and name, dtype, shape and CRC-32 of each array
+    description: JSON with the kind of index; size and time of the indexed file; name, dtype, shape and CRC-32 of
+                 each array
     the arrays, each at a multiple of 64 bytes
 
-Numbers are little-endian. An index that does not match its file, or is damaged in any way, is made again.
+Numbers are little-endian. An index that does not match its file, or is damaged in any way, is rebuilt.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ _QUIET = 1.0  # seconds before a progress bar is shown
 
 
 class Index(Mapping[str, NDArray[Any]]):
-    """The arrays of an index, by name. If they are stored in a file, a pickled copy reads that file."""
+    """The arrays of an index, by name. If the arrays are stored in a file, a pickled copy reads that file."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class Index(Mapping[str, NDArray[Any]]):
         return self._origin[0].path
 
     def check(self, name: str) -> int:
-        """Returns the CRC-32 of an array. It is computed only if the index does not come from a file."""
+        """Returns the CRC-32 of an array. Computes the CRC-32 only if the index was not read from a file."""
         if name not in self._checks:
             self._checks[name] = zlib.crc32(np.ascontiguousarray(self._arrays[name]).data)
         return self._checks[name]
@@ -105,10 +106,10 @@ class Index(Mapping[str, NDArray[Any]]):
 
 
 def cached(file: AnyFile, kind: str, make: MakeIndex, elsewhere: OtherIndexes | None = None) -> Index:
-    """Returns the stored index of a file, or else an index from `elsewhere`, or else a new one from `make(file)`.
+    """Returns a file's stored index, otherwise its index from `elsewhere`, otherwise a new one from `make(file)`.
 
-    A new index is stored if possible. `kind` is the kind of index with a version, such as "tar-1". The version must
-    change whenever `make` changes. `make` must be a module-level function, so that it can be pickled.
+    A new index is stored if possible. `kind` names the kind of index and its version, such as "tar-1". The version
+    must change whenever `make` changes. `make` must be a module-level function, because `make` is pickled.
     """
     kept = _loaded(file, kind, make)
     if kept is None and elsewhere is not None and (arrays := elsewhere.arrays(file)) is not None:
@@ -119,7 +120,7 @@ def cached(file: AnyFile, kind: str, make: MakeIndex, elsewhere: OtherIndexes | 
 def cached_each(
     files: Sequence[AnyFile], kind: str, make: MakeIndex, elsewhere: OtherIndexes | None = None
 ) -> list[Index]:
-    """Returns the index of each file, as `cached` does. Missing indexes are made in parallel, with a progress bar."""
+    """Returns the index of each file, like `cached`, but makes missing indexes in parallel, with a progress bar."""
     found = [_loaded(file, kind, make) for file in files]
     missing = [at for at, index in enumerate(found) if index is None]
     if elsewhere is not None and missing:
@@ -147,7 +148,7 @@ def _made_each(files: Sequence[AnyFile], kind: str, make: MakeIndex) -> Iterator
 
 
 class _Making(Dataset[dict[str, NDArray[Any]]]):
-    """A dataset whose workers make indexes. Sample i is the index of file i, or {} if it could be stored on disk."""
+    """A dataset that makes indexes. Sample i is the index of file i, or {} if the index has been stored on disk."""
 
     def __init__(self, files: Sequence[AnyFile], kind: str, make: MakeIndex) -> None:
         self._files, self._kind, self._make = files, kind, make
@@ -219,7 +220,7 @@ def _loaded(file: AnyFile, kind: str, make: MakeIndex) -> Index | None:
 
 
 def _places(file: AnyFile, kind: str) -> Iterator[_IndexBeside | _InCache]:
-    """Yields the paths where an index may be stored: beside a local file, and in the cache folder."""
+    """Yields the places where an index may be stored: beside a local file, and in the cache folder."""
     if not HAS_OWNERS:
         return
     path = Path(file.path)
@@ -231,7 +232,7 @@ def _places(file: AnyFile, kind: str) -> Iterator[_IndexBeside | _InCache]:
 
 
 def _is_shared(file: AnyFile, folder: Path) -> bool:
-    """True if this folder holds the file's pieces for a group of users, who then share the index, too."""
+    """True if a group of users shares the file's pieces in this folder, and therefore the index too."""
     pieces = file.pieces if isinstance(file, RemoteFile) else None
     if not isinstance(pieces, PiecesOnDisk):
         return False
@@ -239,9 +240,9 @@ def _is_shared(file: AnyFile, folder: Path) -> bool:
 
 
 class _IndexBeside(NamedTuple):
-    """An index beside its file, readable by all who can read the file.
+    """An index beside the indexed file, readable by all who can read that file.
 
-    It is used only if its owner may write the file.
+    An index is used only if all users who can write it can also change the indexed file.
     """
 
     path: Path
@@ -265,7 +266,7 @@ class _IndexBeside(NamedTuple):
 
 
 class _InCache(NamedTuple):
-    """An index in the cache folder. It belongs to this user, or to the folder's group if it is shared."""
+    """An index in the cache folder. The index belongs to the user or, if `is_shared` is True, the folder's group."""
 
     path: Path
     is_shared: bool
@@ -302,7 +303,7 @@ def computed(name: str, kind: str) -> Arrays | None:
 
 
 def keep_computed(name: str, kind: str, arrays: Arrays) -> None:
-    """Stores arrays under a name that identifies their content, unless the cache folder cannot be used."""
+    """Stores arrays under `name`, which identifies their content. Does nothing if the cache folder is unusable."""
     with suppress(RuntimeError, OSError):  # no home folder, or one that cannot be written or trusted
         _computed_in(name, kind).write(partial(_write, _NoFile(), kind, arrays))
 
@@ -327,7 +328,7 @@ def _write(file: AnyFile | _NoFile, kind: str, arrays: Arrays, fd: int) -> None:
 def _read(place: _IndexBeside | _InCache, file: AnyFile | _NoFile, kind: str) -> tuple[Arrays, dict[str, int]]:
     """Returns the arrays of an index and their CRC-32s.
 
-    Raises an exception if the index is damaged, is not trusted, or belongs to another file.
+    Raises an exception if the index is damaged or untrusted, or belongs to another file.
     """
     index = File(os.fspath(place.path))
     if not os.path.samestat(place.check(), os.fstat(index.descriptor().number)):
@@ -357,7 +358,7 @@ def _read(place: _IndexBeside | _InCache, file: AnyFile | _NoFile, kind: str) ->
 
 
 def _check(index: File, start: int, stop: int) -> int:
-    """Returns the CRC-32 of these bytes. They are read, not mapped: mapped pages would count as used memory."""
+    """Returns the CRC-32 of these bytes. Does not map the bytes, because mapped pages count as used memory."""
     check = 0
     for at in range(start, stop, _PIECE):
         check = zlib.crc32(index.read(at, min(_PIECE, stop - at)), check)

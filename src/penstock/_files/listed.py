@@ -1,4 +1,4 @@
-"""Finds the remote files that a URL names: a file or, except on web servers, the files of a pattern or a folder."""
+"""Finds the remote files that a URL names. Except on web servers, the URL may be a pattern or a folder."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class _GivenUrl:
 
 
 def translated(pattern: str) -> re.Pattern[str]:
-    """Converts a shell pattern to a regular expression. `*` matches no slash, and no dot at the start of a name."""
+    """Converts a shell pattern to a regular expression. `*` matches neither a slash nor a dot that begins a name."""
     parts: list[str] = []
     segments = pattern.split("/")
     for at, segment in enumerate(segments):

@@ -123,7 +123,7 @@ class File(AnyFile):
     __slots__ = ("__weakref__", "_descriptor")
 
     def __init__(self, path: str, known: tuple[int, int] | None = None) -> None:
-        """`known` is (size, modification time) in a pickled copy. If it is None, the file system is asked."""
+        """`known` is (size, modification time), for unpickling. If `known` is None, both are looked up."""
         if known is None:
             found = os.stat(path)
             if not stat.S_ISREG(found.st_mode):
@@ -163,13 +163,13 @@ class File(AnyFile):
         return map(self.read, starts, lengths)
 
     def map(self) -> NDArray[np.uint8]:
-        """Maps the file, read-only. If another program truncates it, reading past the new end kills the process."""
+        """Maps the file read-only. If a program truncates the file, reading past the new end kills this process."""
         from penstock._files.mapping import mapped
 
         return mapped([self])[0][: self.size]
 
     def descriptor(self) -> Descriptor:
-        """Returns the file's descriptor, which stays open as long as the caller keeps a reference to it."""
+        """Returns the file's descriptor, which stays open for as long as the caller keeps this object."""
         descriptor = self._descriptor
         if descriptor is None:
             descriptor = Descriptor(self.path)
@@ -198,7 +198,10 @@ _open_files: deque[weakref.ref[File]] = deque()
 
 
 class _FileObject(io.RawIOBase):
-    """An unbuffered file object, because libraries read only what they need, and remote files are read in pieces."""
+    """An unbuffered file object.
+
+    A buffer would gain nothing: libraries read only what they need, and remote files are read in pieces anyway.
+    """
 
     def __init__(self, file: AnyFile) -> None:
         self._file, self._at = file, 0
@@ -231,7 +234,7 @@ class _FileObject(io.RawIOBase):
 
 
 class Descriptor:
-    """A file descriptor that is closed with this object. A thread that reads keeps the object alive."""
+    """A file descriptor, closed when this object is freed. Threads keep a reference to the object while they read."""
 
     __slots__ = ("number",)
 

@@ -1,7 +1,7 @@
 """Maps several files into one range of addresses, without keeping their descriptors open.
 
-Python's `mmap` keeps a duplicate of the descriptor for as long as the map exists, so that 10,000 files would need
-10,000 descriptors. Here it only reserves and frees the range, and `mmap(2)` maps the files into it.
+Python's `mmap` keeps a duplicate of the descriptor for as long as the map exists, so 10,000 files would need
+10,000 descriptors. Here, Python's `mmap` only reserves and frees the range. `mmap(2)` maps the files into the range.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIXED = 0x10  # MAP_FIXED, which the module mmap does not have
 
 
 def mapped(files: Sequence[File]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Maps all files into one read-only array of bytes. Returns it and the page-aligned offset of each file."""
+    """Maps all files into one read-only array of bytes. Returns the array and each file's page-aligned offset."""
     sizes = np.array([file.size for file in files], np.int64)
     edges = np.concatenate([[0], (-(-sizes // mmap.PAGESIZE) * mmap.PAGESIZE).cumsum()])
     if not edges[-1]:
@@ -35,7 +35,7 @@ def mapped(files: Sequence[File]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def reserved(nbytes: int) -> NDArray[np.uint8]:
-    """Reserves a range of addresses as a read-only array of zeros. Freeing the array unmaps files in the range."""
+    """Reserves a range of addresses as a read-only array of zeros. Freeing the array also unmaps the files in it."""
     if not CAN_PLACE:
         raise OSError(errno.ENOTSUP, f"{SYSTEM} maps no files into a range of addresses")
     room = mmap.mmap(-1, nbytes, flags=_NOTHING, prot=mmap.PROT_READ)
@@ -59,7 +59,7 @@ def map_file(file: File, address: int) -> None:
 
 
 def map_again(memory: memoryview, address: int) -> bool:
-    """Maps the file behind `memory` a second time, even if it was deleted. Returns False if that fails."""
+    """Maps the file behind `memory` a second time, even if the file is deleted. Returns False if mapping fails."""
     try:
         copy_map(np.ndarray(1, np.uint8, memory).ctypes.data, len(memory), address)
     except OSError:
@@ -69,6 +69,6 @@ def map_again(memory: memoryview, address: int) -> bool:
 
 
 def clear(address: int, nbytes: int) -> None:
-    """Unmaps part of a reserved range, which then reads as zeros again."""
+    """Unmaps a part of a reserved range. The unmapped part reads as zeros again."""
     with suppress(OSError):  # if there are too many maps, it stays mapped
         map_memory(address, nbytes, mmap.PROT_READ, _NOTHING | _FIXED, -1, 0)

@@ -1,4 +1,4 @@
-"""Finds the files that paths name: files, patterns or folders, local or remote."""
+"""Finds local and remote files by path, pattern or folder."""
 
 from __future__ import annotations
 

@@ -25,23 +25,26 @@ class Piece(NamedTuple):
 
 
 FetchPiece = Callable[[Piece], Any]
-"""A function that fetches the bytes of a piece, and returns them as a buffer."""
+"""A function that fetches a piece and returns its bytes as a buffer."""
 
 
 class Pieces(Protocol):
-    """Keeps the pieces of remote files. Any number of threads may use it."""
+    """Keeps pieces of remote files. Any number of threads may use the same object."""
 
     @property
     def passing(self) -> Pieces:
-        """The place for pieces of files whose version is unknown. Other processes do not use it: see `Identity`."""
+        """A store that only this process uses, for pieces of files whose version is unknown: see `Identity`."""
 
     def get(self, piece: Piece, fetch: FetchPiece) -> memoryview:
-        """Returns the bytes of a piece, calling `fetch(piece)` if they are not stored here."""
+        """Returns the bytes of a piece, calling `fetch(piece)` if necessary."""
 
     def found(self, piece: Piece) -> memoryview | None: ...
 
     def mapped(self, piece: Piece) -> memoryview | None:
-        """Returns a piece that is mapped from a file, or None. It is the same object until the piece is dropped."""
+        """Returns a piece that is mapped from a file, or None.
+
+        While the piece stays mapped, each call returns the same object.
+        """
 
 
 class PiecesInMemory:

@@ -20,7 +20,7 @@ from penstock._remote.store import Remote, StoredObject
 from penstock.errors import RemoteError
 
 PIECE = 8 << 20
-"""Size of a piece in bytes. It is large enough that a request spends most of its time on the transfer."""
+"""Size of a piece in bytes. A request of this size spends most of its time on the transfer."""
 
 THREADS = 16
 """The largest number of pieces that one call fetches at the same time."""
@@ -42,7 +42,7 @@ class RemoteFile(AnyFile):
         self._digest = self._identity.digest
         self.pieces = pieces if self._identity.lasts else pieces.passing
         self.edges = edges
-        """Offset of each piece, followed by the size of the file. None means pieces of 8 MB."""
+        """Offset of each piece, followed by the size of the file. If `edges` is None, each piece has 8 MB."""
         self._remote, self._stored = remote, stored
 
     @property
@@ -152,7 +152,7 @@ class RemoteFile(AnyFile):
     def _views(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, memoryview]]:
         """Yields (piece, bytes), cached pieces first.
 
-        The caller must drop the bytes before it asks for the next pair.
+        The caller must drop the bytes before asking for the next pair.
         """
         # All views together may not fit into memory.
         missing = []
@@ -210,5 +210,5 @@ class FromTheStart(AnyFile):
 
 
 def _part(view: memoryview, start: int, length: int) -> NDArray[np.uint8]:
-    """Returns a part of a view that several threads use. They must not slice the view: see `view_of`."""
+    """Returns a part of a view. Threads must not slice a view that they share: see `view_of`."""
     return np.ndarray(length, np.uint8, view, start)

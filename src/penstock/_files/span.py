@@ -1,9 +1,9 @@
 """A span: one range of addresses for all files of a dataset, into which the cached pieces of remote files are mapped.
 
-So samples are copied by their positions in one array, as in a local file, even if they extend over two pieces. The
-range consists of slots of one piece each. The span maps a piece that the cache has mapped a second time, into its
-slot, and clears the slot when the cache drops the piece. 64 rows of 1,025 ids from random positions in 32 pieces take
-50 µs, as in a local file; piece by piece, they take 300 µs.
+So samples are copied from one array by position, as from a local file, even if a sample extends over two pieces. The
+range is divided into slots, one for each piece. After the cache has mapped a piece, the span maps the piece a second
+time, into the piece's slot. When the cache drops the piece, the span clears the slot. Copying 64 rows of 1,025 ids
+from random positions in 32 pieces takes 50 µs, as from a local file; copying them piece by piece takes 300 µs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from penstock._system.interrupts import CallAtEnd, call_at_end, interrupts_defer
 class Span:
     """All files of a dataset in one array, `memory`. File i starts at `begins[i]`. Unmapped pieces read as zeros.
 
-    Another thread may unmap a piece while a reader copies from it. The other thread then replaces `mark` with a new
-    object. So a reader saves `mark`, calls `has`, and copies. If `mark` has changed afterwards, the copy may be
-    wrong.
+    Another thread may unmap a piece while a reader copies from it. That thread first replaces `mark` with a new
+    object. So a reader must save `mark`, call `has`, and copy. If `mark` has changed by then, the copy may be wrong.
     """
 
     def __init__(self, files: Sequence[AnyFile]) -> None:
@@ -59,7 +58,7 @@ class Span:
             self._note(slot, is_mapped=True)
 
     def has(self, at: NDArray[np.int64], nbytes: int) -> bool:
-        """True if `nbytes` bytes are mapped at each of these offsets. `nbytes` is at most the size of a piece."""
+        """True if `nbytes` bytes (at most the size of a piece) are mapped at each of these offsets."""
         slots = set((at // self._size).tolist())
         if not slots <= self._ready and not self._slots(at, nbytes) <= self._mapped:
             return False

@@ -1,4 +1,4 @@
-"""Checks the decoded size of a sample against a limit before memory is allocated, if a file states the size."""
+"""Checks the decoded size of a sample before memory is allocated, provided that the file states the size."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from penstock.errors import SampleTooLarge
 
 # A few bytes of a file can decode to more than a machine's memory.
 LIMIT = 2 << 30
-"""Default limit in bytes. A scan of 512 x 512 x 1000 float32 values has 1.05 GB, a large satellite image 1.2 GB."""
+"""Default limit in bytes. A scan of 512 x 512 x 1000 float32 values takes 1.05 GB, a large satellite image 1.2 GB."""
 
 AT_ONCE = 16
-"""A block may be as large as this many samples of the largest allowed size."""
+"""A block may be up to this many times as large as the largest allowed sample."""
 
 
 def checked_limit(value: object) -> int | None:

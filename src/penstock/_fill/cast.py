@@ -1,4 +1,4 @@
-"""Implements `dtype=`: converts numbers while they are written into the batch. A value that does not fit raises."""
+"""Implements `dtype=`: converts numbers while they are written into the batch. Raises if a number does not fit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.batch import Batch
 from penstock.errors import CastError
 
 Empty = Callable[[tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
-"""Allocates a C-contiguous array, in the slab or with `np.empty`. A `FieldMemory` can be called this way too."""
+"""A function or `FieldMemory` that allocates a C-contiguous array, in the slab or with `np.empty`."""
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
 """Names that `dtype=` accepts. penstock.torch accepts more."""
@@ -37,26 +37,25 @@ _NUMBERS = frozenset("iuf")  # numpy's codes for kinds of dtypes
 class Cast:
     """The argument `dtype=` as plain data, which is sent to workers.
 
-    `fields` has a pair for each field: its path, and its new dtype (None if the field stays unchanged). The path ()
-    means the whole batch. `named` is True if `dtype=` is a mapping. If `checked` is True, a value that does not fit
-    raises CastError.
+    `fields` has a pair for each field: the field's path and new dtype (None: unchanged). The path () means the whole
+    batch. `named` is True if `dtype=` is a mapping. If `checked` is True, a value that does not fit raises CastError.
     """
 
     fields: tuple[tuple[tuple[str, ...], str | None], ...]
     named: bool
     checked: bool
     dtypes: tuple[np.dtype[Any], ...] = ()
-    """The dtypes that `fields` may name and that numpy lacks, from another library."""
+    """Dtypes of another library, such as ml_dtypes, that `fields` may name in addition to those of numpy."""
     others: tuple[tuple[str, str], ...] = ()
-    """The new dtype for each dtype of all other fields, as pairs of names."""
+    """Pairs of names (old dtype, new dtype) for arrays that `fields` does not convert."""
     why: str = ""
-    """A sentence for error messages that says why the loader converts fields without `dtype=`."""
+    """A sentence for error messages: why the loader converts fields that `dtype=` does not name."""
 
     @classmethod
     def of(cls, dtype: Any, casting: str, allowed: Sequence[str] = DTYPES, **more: Any) -> Cast | None:
         """Returns the cast for `dtype=` and `casting=`, or None if nothing is converted.
 
-        `more` has the other attributes of the cast.
+        `more` contains the other attributes of the cast.
         """
         if casting not in ("checked", "unsafe"):
             raise ValueError(f'casting must be "checked" or "unsafe", got {casting!r}.')
@@ -79,7 +78,7 @@ class Cast:
         return FieldCast((), self.fields, None, self, self.named)
 
     def named_dtype(self, name: str) -> np.dtype[Any] | None:
-        """Returns the dtype of this name, or None if numpy arrays cannot have it."""
+        """Returns the dtype with this name, or None if numpy arrays cannot have such a dtype."""
         return np.dtype(name) if name in _PLAIN else next((one for one in self.dtypes if one.name == name), None)
 
 
@@ -104,7 +103,7 @@ def _path(key: Any) -> tuple[str, ...]:
 
 
 class FieldCast:
-    """The conversion of one field of a batch, and of the fields inside it."""
+    """The conversion of one field of a batch, including the fields inside this field."""
 
     __slots__ = ("_cast", "_children", "_dtype", "_made", "_named", "_specs", "_targets", "checked", "path")
 
@@ -181,7 +180,7 @@ class FieldCast:
         return None
 
     def target(self, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
-        """Returns the dtype that an array of this dtype is converted to, or None if it stays unchanged."""
+        """Returns the dtype that an array of this dtype is converted to, or None if the array stays unchanged."""
         return self._targets[dtype]
 
     def _target(self, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
@@ -194,7 +193,7 @@ class FieldCast:
         return None if goal == dtype else goal
 
     def write(self, out: NDArray[Any], source: NDArray[Any], first: int = 0) -> None:
-        """Does the same as `out[...] = source`, with checks unless `casting="unsafe"`.
+        """Assigns `out[...] = source`, with checks unless `casting="unsafe"`.
 
         Row numbers in error messages start at `first`.
         """
@@ -205,10 +204,10 @@ class FieldCast:
             self._write(out, source, first, source.size // len(source) if source.ndim and len(source) else 1)
 
     def stack(self, out: NDArray[Any], rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> None:
-        """Does the same as `out[i] = rows[i]` for every i, with the checks of `write`.
+        """Assigns `out[i] = rows[i]` for every i, with the same checks as `write`.
 
-        `dtype` must be able to hold the values of all rows. The rows must have the same length. Raises ValueError if
-        their other dimensions differ.
+        `dtype` must be able to hold the values of all rows. The caller ensures that all rows have the same length.
+        Raises ValueError if other dimensions of the rows differ.
         """
         with np.errstate(all="ignore"):
             sure = not self.checked or _limits(dtype, out.dtype) is None
@@ -280,7 +279,7 @@ def _info(dtype: np.dtype[Any]) -> Any:
 
 
 def _kind(dtype: np.dtype[Any]) -> str:
-    """Returns numpy's code for the kind of a dtype. A number of another library counts as a float or an integer."""
+    """Returns numpy's code for the kind of a dtype. Dtypes of other libraries count as float or integer dtypes."""
     if dtype.type.__module__ == "numpy":
         return dtype.kind
     return "f" if hasattr(_info(dtype), "eps") else "i"
@@ -316,7 +315,7 @@ def _lost(source: NDArray[Any], out: NDArray[Any], high: float) -> NDArray[np.bo
 
 
 class FieldMemory:
-    """A `FieldCast`, and the function `empty` that allocates its arrays. Calling this object calls `empty`."""
+    """Combines a `FieldCast` with `empty`, a function that allocates arrays. Calling this object calls `empty`."""
 
     __slots__ = ("empty", "field")
 
@@ -331,7 +330,7 @@ class FieldMemory:
         return [FieldMemory(field, self.empty) for field in self.field.below(keys)]
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Allocates an array for converted values. `dtype` is their dtype before the conversion."""
+        """Allocates an array for converted values. `dtype` is the dtype before the conversion."""
         return self.empty(shape, self.field.target(dtype) or dtype)
 
     def put(self, array: NDArray[Any]) -> NDArray[Any]:
@@ -340,7 +339,7 @@ class FieldMemory:
         return out
 
     def stack(self, rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Stacks and converts arrays of the same shape. `dtype` must be able to hold all their values."""
+        """Stacks and converts arrays of the same shape. `dtype` must be able to hold all values."""
         out = self.allocate((len(rows), *rows[0].shape), dtype)
         self.field.stack(out, rows, dtype)
         return out
@@ -358,7 +357,7 @@ class FieldMemory:
         return out
 
     def finish(self, tree: object, rows: int) -> Any:
-        """Converts the arrays of a batch that were not converted yet, and returns the batch. `rows` is its size."""
+        """Returns the batch with all arrays converted. `rows` is the number of samples."""
         if type(tree) is LateLeaves:
             return tree._replace(batch=self.finish(tree.batch, rows))
         leaves, spec = flatten(tree)

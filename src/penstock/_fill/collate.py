@@ -1,7 +1,8 @@
 """Collates the samples of one step. Each array of the batch is written once, directly into the slab.
 
-A batch is filled column by column: the values of one field in all samples. For arrays, class, dtype and shape of
-every row are checked by calls that stay in C, and all rows are copied by one `np.concatenate`.
+A batch is filled column by column. A column consists of one field's values from all samples. If the values are
+arrays, their classes, dtypes and shapes are checked without a Python loop, and one call to `np.concatenate` copies
+all rows.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def _sequences(values: Sequence[Sequence[Any]], empty: Empty, depth: int) -> lis
 
 
 def _dataclasses(values: Sequence[Any], kind: Any, empty: Empty, depth: int) -> Any:
-    """Collates the fields of dataclasses. Leaves out other attributes, because they belong to a single sample."""
+    """Collates the fields of dataclasses. Other attributes belong to a single sample, and are left out."""
     missing = object()
     names: list[str] = []
     columns: list[Column] = []
@@ -231,7 +232,7 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
 def common_dtype(values: Sequence[Array]) -> np.dtype[Any]:
     """Returns a dtype that can hold the values of all arrays.
 
-    Raises Misfit if there is no such dtype, for example for numbers and text.
+    Raises Misfit if there is no such dtype, for example for a mix of numbers and text.
     """
     dtype: np.dtype[Any] = values[0].dtype
     try:
@@ -283,7 +284,7 @@ def as_arrays(values: Column, kinds: set[type]) -> list[Array]:
 
 
 def _as_array(value: Any) -> Array:
-    """Converts a number, a numpy scalar or an object with `__array__` to a plain array, and keeps its dtype."""
+    """Converts a number, a numpy scalar or an object with `__array__` to a plain array of the same dtype."""
     if isinstance(value, np.ma.MaskedArray):
         raise Misfit(
             "a masked array would lose its mask. Fill it (.filled(value)), make the mask a field of its own, "

@@ -19,7 +19,7 @@ class Misfit(Exception):
     """Raised if a column cannot be collated. Each level of nesting appends its key to `path`, innermost first."""
 
     def __init__(self, text: str, rows: Sequence[int] = (), groups: dict[Any, list[int]] | None = None) -> None:
-        """If rows were compared, `groups` maps each value found to the rows that have it."""
+        """If rows were compared, `groups` maps each value to the rows that have this value."""
         super().__init__(text)
         self.rows = tuple(rows)
         compared = [row for some in sorted((groups or {}).values(), key=len, reverse=True) for row in some]
@@ -104,7 +104,7 @@ def rows_of_each(values: Any) -> dict[Any, list[int]]:
 
 
 def odd_rows(groups: dict[Any, list[int]]) -> list[int]:
-    """Returns the rows whose value is not the most frequent one."""
+    """Returns the rows that do not have the most frequent value."""
     most = max(groups.values(), key=len)
     return sorted(row for rows in groups.values() if rows is not most for row in rows)
 

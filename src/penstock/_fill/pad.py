@@ -19,7 +19,7 @@ from penstock.errors import CollateError
 
 
 class Padded(NamedTuple):
-    """A padded batch. The samples are arrays or lists of numbers. `mask` is False where `values` has padding."""
+    """A padded batch of arrays or lists of numbers. `mask` is False where `values` has padding."""
 
     values: Any
     lengths: Any
@@ -57,7 +57,7 @@ class Pad:
         return self.into(samples, np.empty)
 
     def into(self, samples: Sequence[Any], empty: Empty) -> Any:
-        """Returns the batch of these samples, with its arrays in memory from `empty`."""
+        """Returns the batch of these samples. Memory for the batch's arrays comes from `empty`."""
         # Numbers are converted afterwards, if the loader has dtype=.
         memory = empty.empty if type(empty) is FieldMemory else empty
         try:
@@ -160,7 +160,7 @@ class Pad:
     # One field.
 
     def _arrays(self, column: list[Any]) -> tuple[list[NDArray[Any]], np.dtype[Any]]:
-        """Returns the values as arrays of at most `max_length` elements, and a dtype that can hold all the values."""
+        """Returns the values as arrays of at most `max_length` elements, and a dtype that can hold all values."""
         arrays = [np.asarray(value) if isinstance(value, (list, tuple)) else value for value in column]
         arrays = as_arrays(arrays, set(map(type, arrays)))
         # An empty list has no dtype of its own: numpy calls it float64.
@@ -201,7 +201,10 @@ class Pad:
         return out, lengths
 
     def _check_budget(self, fields: list[NDArray[np.int64]]) -> None:
-        """Raises an error if no field fits into the loader's budget, which was planned from one field's lengths."""
+        """Raises Misfit if all fields exceed `batch_tokens`.
+
+        One field within the budget is enough, because a batch is planned from the lengths of one field.
+        """
         if self.batch_tokens is None or not fields:
             return
         costs = [self._cost(lengths) for lengths in fields]
@@ -275,7 +278,7 @@ def _axes(value: Any) -> int:
 
 
 def _is_sequence(column: list[Any]) -> bool:
-    """True if all values are arrays, or lists of numbers."""
+    """True if all values are arrays or lists of numbers."""
     return all(map(_has_length, column))
 
 
@@ -365,7 +368,7 @@ def padding_of(collate_fn: Any) -> Pad | None:
 
 
 def check_called(collate_fn: Any) -> None:
-    """Raises TypeError if a collate function is `pad` itself instead of its result."""
+    """Raises TypeError if `collate_fn` is `pad` itself instead of `pad()`."""
     if collate_fn is pad:
         raise TypeError(
             "collate_fn is the function penstock.pad, which returns a collate function. Call it: "

@@ -1,1 +1,1 @@
-"""Measurements that are always on: counters of the workers and of the caller, which other processes can read."""
+"""Counters of the workers and the caller. They are always on, and other processes can read them."""

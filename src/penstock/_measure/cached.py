@@ -1,4 +1,4 @@
-"""Counts reads of remote files, their cache hits and decoded table blocks, and tracks stores that do not answer."""
+"""Counts reads of remote files, cache hits and decoded table blocks, and tracks stores that do not answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _SILENT = 600.0  # seconds between two warnings about the same store; requests r
 
 
 class OngoingOutage(NamedTuple):
-    """A store that does not answer. `store` has its name and the failure. `since` is a `perf_counter_ns()` time."""
+    """A store that does not answer.
+
+    `store` names the store and the failure. `since` is a `perf_counter_ns()` time.
+    """
 
     store: str
     since: int
@@ -51,7 +54,7 @@ _NAMES = "hits", "misses", "waited", "fetched", "evicted", "requests", "retries"
 
 
 class ThreadCounts:
-    """The cache counters of one thread. See `penstock.stats.CacheFigures`; here, `waited` is in nanoseconds."""
+    """The cache counters of one thread, as in `penstock.stats.CacheFigures`, but with `waited` in nanoseconds."""
 
     __slots__ = _NAMES
 
@@ -63,9 +66,10 @@ class ThreadCounts:
 class CacheCounts:
     """The cache counters of one worker, or of a loader's scouts (threads that download data ahead of time).
 
-    Each of their threads has its own counters, and the attributes named in `NAMES` are the sums. Only scouts set
-    `needed` and `limit`. `changed` is True if a counter may have changed since `changed` was last reset. If `warns`
-    is True, the counting thread warns about outages, because the caller cannot see these counters.
+    Each thread has its own counters, and the attributes named in `NAMES` are the sums over all threads. Only scouts
+    set `needed` and `limit`. `changed` becomes True when a counter may have changed, and stays True until a reader
+    resets `changed`. If `warns` is True, the counting thread warns about outages, because the caller cannot see these
+    counters.
     """
 
     NAMES = _NAMES
@@ -84,7 +88,7 @@ class CacheCounts:
         return min(found, key=lambda outage: outage.since) if found else None
 
     def show(self, outage: OngoingOutage | None) -> None:
-        """Shows the outage to other processes. Subclasses implement this; here it does nothing."""
+        """Does nothing. A subclass may show `outage` to other processes."""
 
     def mine(self) -> ThreadCounts:
         return self._threads.mine()
@@ -144,14 +148,14 @@ class Counting(Source):
 
 
 def counting() -> ThreadCounts:
-    """Returns the calling thread's counters, which are a part of those of its worker or scout."""
+    """Returns the calling thread's own counters, which are part of `cache_counts()`."""
     counts = cache_counts()
     counts.changed = True
     return counts.mine()
 
 
 def cache_counts() -> CacheCounts:
-    """Returns the counters of the worker or scout that the calling thread belongs to."""
+    """Returns the counters of the worker or scout that the calling thread belongs to, or `outside`."""
     source = at_work.source
     counts = None if source is None else source.cache
     return outside if counts is None else counts

@@ -1,13 +1,13 @@
-"""The counters of workers: each worker writes to its own row of memory, and the caller can read it at any time.
+"""The counters of workers. Each worker writes to its own row of memory, which the caller can read at any time.
 
 No messages are sent. An 8-byte word is written atomically, so a reader in another process sees either the old or the
 new value. A row belongs to a seat, so a replacement worker continues the counters of the worker it replaces. The
 memory has a head, followed by one row for each seat:
 
-    head   how long the caller has waited for batches so far; since when it has been waiting now (0 if it is not
-           waiting); and whether workers keep a record of each task
-    row    the counters, a histogram of sample times, the slowest samples of each of the last two epochs and of all
-           epochs, and records of the last tasks
+    head   how long the caller has waited for batches so far; when the caller's current wait began (0 if there is
+           none); and whether workers keep a record of each task
+    row    the counters, a histogram of sample times, three lists of slowest samples (two for the last two epochs, one
+           for all epochs), and records of the last tasks
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _ADDED = Counts._fields[7:]
 
 
 class Slow(NamedTuple):
-    """A slow sample. `path` is its file, or "" if unknown. The beginning of a long path is cut off."""
+    """A slow sample. `path` is the sample's file, or "" if unknown. The beginning of a long path is cut off."""
 
     ns: int
     epoch: int
@@ -94,7 +94,7 @@ class Slow(NamedTuple):
 
 
 class RowCopy(NamedTuple):
-    """A copy of the counters of one worker. They are unpacked later, because each epoch begins with a copy."""
+    """A packed copy of one worker's counters. A copy is made when an epoch begins, and unpacked only if needed."""
 
     seat: int
     row: bytes
@@ -108,9 +108,9 @@ class RowCopy(NamedTuple):
 
 
 class TracedTask(NamedTuple):
-    """The times, for traces, when a task began, and when its batch was fetched, made and sent.
+    """For traces: when a task began, when its samples were fetched, when its batch was made, and when it ended.
 
-    In a bundle, only the first step is timed. `fetched` and `made` are then estimates.
+    In a bundle, only the first step is timed, so `fetched` and `made` are estimates.
     """
 
     seat: int
@@ -167,7 +167,7 @@ _clock = time.perf_counter_ns
 
 
 def delay_ns(thread: str = "thread-self") -> int:
-    """Returns how long a thread was runnable without getting a CPU, in ns, or 0 if the kernel does not tell."""
+    """Returns how long a thread was runnable without getting a CPU, in ns, or 0 if this time is unknown."""
     try:
         with open(f"/proc/{thread}/schedstat", "rb", buffering=0) as file:
             return int(file.read().split()[1])
@@ -305,12 +305,12 @@ class Gauges:
 
 
 def _record_places(start: int, first: int, stop: int) -> list[int]:
-    """Returns the byte offsets of task records `first` to `stop - 1`, except those that were overwritten."""
+    """Returns the byte offsets of task records `first` to `stop - 1`, except overwritten ones."""
     return [start + (_RING + number % _RECORDS * 8) * 8 for number in range(max(first, stop - _RECORDS), stop)]
 
 
 class _PublishedCounts(CacheCounts):
-    """The cache counters of a worker, which also report outages of stores to the caller."""
+    """The cache counters of a worker. They also show store outages to the caller."""
 
     __slots__ = ("_gauges", "_seat")
 

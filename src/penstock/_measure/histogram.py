@@ -1,4 +1,4 @@
-"""Histograms of durations with buckets of a fixed relative width, so that their size stays constant."""
+"""Histograms of durations. The buckets have a fixed relative width, so a histogram's size stays constant."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def bounds(at: int) -> tuple[float, float]:
 
 
 def quantile(counts: Sequence[int], share: float) -> float:
-    """Returns a quantile in seconds, or 0.0 if it is in the first bucket or there are no durations."""
+    """Returns a quantile in seconds, or 0.0 if there are no durations or the quantile is in the first bucket."""
     wanted, passed = share * sum(counts), 0
     for at, count in enumerate(counts):
         passed += count
@@ -36,6 +36,6 @@ def quantile(counts: Sequence[int], share: float) -> float:
 
 
 def buckets(ns: NDArray[np.int64], counts: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """Returns a histogram of durations in nanoseconds. `counts` is how often each duration occurs (default: once)."""
+    """Returns a histogram of durations in nanoseconds. `counts[i]` is how often `ns[i]` occurs (default: once)."""
     at = (np.log2(np.maximum(ns, 1)) * _FINE).astype(np.int64) - _FIRST
     return np.bincount(at.clip(0, BUCKETS - 1), counts, BUCKETS).astype(np.int64)

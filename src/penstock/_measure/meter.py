@@ -1,4 +1,4 @@
-"""Measures the caller: how long it waits for batches, how long it works between them, and how many it gets."""
+"""Measures how long the caller waits for batches and works between batches, and how many batches the caller gets."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Totals(NamedTuple):
         return Totals(self.tasks - before.tasks, sums, *rest)
 
     def plus(self, answers: bytes) -> Totals:
-        """Returns the sum of these totals and of packed `Answer` tuples."""
+        """Returns these totals plus the packed `Answer` tuples."""
         if not answers:
             return self
         table = np.frombuffer(answers, np.int64).reshape(-1, len(Answer._fields))
@@ -77,7 +77,7 @@ class Totals(NamedTuple):
 
 
 class MeterSnapshot(NamedTuple):
-    """A copy of all counters at one moment, made in 15 µs. `sum` computes the totals later."""
+    """A copy of all counters at one moment. Copying takes 15 µs; `sum` computes the totals later."""
 
     totals: Totals
     answers: bytes  # packed answers that `totals` does not include yet
@@ -97,7 +97,7 @@ class MeterSnapshot(NamedTuple):
         return found
 
     def times(self) -> list[bytes]:
-        """Returns histograms of sample times, as 8-byte words."""
+        """Returns the histograms of sample times, as 8-byte words."""
         return [self.ended_times, *(copy.times() for copy in self.copies)]
 
     def histogram(self) -> NDArray[np.int64]:
@@ -113,7 +113,7 @@ _NOTHING = Totals(0, Answer(0, 0, 0, 0, 0, 0), *np.zeros((2, BUCKETS), np.int64)
 
 
 class Troubles:
-    """The counts of one thread: workers that were replaced, steps that were repeated, samples that were skipped."""
+    """One thread's counts of replaced workers, repeated steps and skipped samples."""
 
     __slots__ = ("repeated", "replaced", "skipped")
 
@@ -176,7 +176,7 @@ class Meter:
         self._longest = PerThread(_none_yet)
 
     def longest(self, *, ever: bool = False) -> tuple[int, int]:
-        """Returns the longest wait and the longest work of the epoch, or `ever` of the loader's life."""
+        """Returns the longest wait and longest working time, in this epoch or (with `ever`) in the loader's life."""
         found = (self._longest_ever if ever else self._longest).all()
         return max((wait for wait, _ in found), default=0), max((work for _, work in found), default=0)
 
@@ -195,7 +195,7 @@ class Meter:
                     self._adding.release()
 
     def snapshot(self, live: list[Gauges], open_answers: Sequence[Answer] = ()) -> MeterSnapshot:
-        """Returns a copy of all counters. `open_answers` belong to tasks that are still being handed out."""
+        """Returns a copy of all counters. `open_answers` are the measurements of tasks still being handed out."""
         state, kept = None, self._kept
         while state is not self._state:
             state = self._state
@@ -213,7 +213,7 @@ class Meter:
     def keep(self, gauges: Gauges) -> None:
         """Saves the counters of these workers, which are about to end.
 
-        This method does not compute with numpy, because a finalizer may call it. A finalizer may run while a context
+        A finalizer may call this method, so it must not compute with numpy. A finalizer may run while a context
         variable, such as that of `np.errstate`, is being set. If numpy reads the variable at that moment, CPython
         caches a value that is about to be freed, and numpy fails from then on ("invalid PyCapsule object").
         """
@@ -242,7 +242,7 @@ class Meter:
         return found
 
     def slowest(self, live: list[Gauges], epoch: int | None = None) -> list[tuple[int, Slow]]:
-        """Returns (seat, sample) pairs of one epoch or of all epochs, slowest first."""
+        """Returns the slowest samples of one epoch or all epochs as (seat, sample) pairs, the slowest first."""
         found = [one for one in self._slowest if epoch in (None, one[1].epoch)]
         for gauges in live:
             found += [(seat, slow) for seat in gauges.seats for slow in gauges.slowest(seat, epoch)]
@@ -294,7 +294,7 @@ class Stopwatch:
             tracer.delivers(seq)
 
     def answer(self, ready: bool) -> None:
-        """Records the end of the caller's request. After a timeout, the time waited counts for the next request."""
+        """Records that the caller's request has ended. After a timeout, the wait counts towards the next request."""
         now = self._answered = clock()
         self._wait += now - self._asked
         self._ready = ready
@@ -304,14 +304,14 @@ class Stopwatch:
             self.meter.first = now
 
     def stop(self, left: int) -> None:
-        """Records that the caller stops reading. `left` steps of the last task were not handed out."""
+        """Records that the caller has stopped reading. `left` steps of the last task were not handed out."""
         if self._in_hand:
             self._in_hand = False
             self.meter.answered(*self.in_hand(left, clock()))
         self._wait = 0
 
     def in_hand(self, left: int, now: int) -> Answer:
-        """Returns the measurements of the current task, of which `left` steps were not handed out yet."""
+        """Returns the measurements of the current task, of which `left` steps have not been handed out yet."""
         steps, rows, nbytes = self._delivered
         done = max(0, steps - left)
         rows, nbytes = rows * done // max(1, steps), nbytes * done // max(1, steps)

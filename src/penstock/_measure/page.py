@@ -1,19 +1,19 @@
 """Publishes the figures of a running loader to other processes of the same user, on a page of shared memory.
 
-A page is a memfd: shared memory without a path. The process that publishes it keeps it open, so readers find it among
-the file descriptors of that process: the link /proc/PID/fd/N leads to "memfd:penstock-loader". The kernel lets only
-the same user (and root) follow the link. No port or file is opened, and the page disappears when its process ends,
-even if the process crashes. A reader accepts only a page that belongs to the reader's user, because a root process
-may hold a memfd that another user has made.
+A page is a memfd: shared memory without a path. The publishing process keeps the page open, so readers find the page
+among the file descriptors of that process: the link /proc/PID/fd/N leads to "memfd:penstock-loader". The kernel lets
+only the same user (and root) follow the link. No port or file is opened, and the page disappears when the publishing
+process ends, even after a crash. A reader accepts only a page that belongs to the reader's user, because a root
+process may hold a memfd that another user has made.
 
-A page has room for two publications, and the counter in its first eight bytes says which one is newer. The publisher
-overwrites the older one and then increments the counter. So readers never block the publisher, and they find a
-complete publication even if the publisher is stopped in the middle of the next one. Each publication has a checksum.
-It does not match if the publisher overwrote the text while it was being read, or if the reader saw the new counter
-before the new text (some processors reorder stores).
+A page has room for two publications, and the counter in the page's first eight bytes says which publication is newer.
+The publisher overwrites the older publication and then increments the counter. So readers never block the publisher,
+and readers find a complete publication even if the publisher is stopped in the middle of the next one. Each
+publication has a checksum, which does not match if the publisher overwrote the text during the read, or if the reader
+saw the new counter before the new text (some processors reorder stores).
 
-A rejected alternative is one page for all loaders of a process, with a slot for each loader. C code would have to
-clear the slot of a loader that is deallocated, while a separate page is simply closed.
+One page per process, with a slot for each loader, was rejected. When a loader is deallocated, C code would have to
+clear the loader's slot, whereas a separate page is simply closed.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class _OpenPage(NamedTuple):
 _pages: dict[int, _OpenPage] = {}
 """The pages of this process, by the `id()` of their publishers.
 
-An entry can be removed at any point of the program, because deallocating an `mmap.mmap` unmaps its memory and closes
-its file descriptor entirely in C code.
+A finalizer may safely remove an entry at any moment: deallocating an `mmap.mmap` unmaps its memory and closes its
+file descriptor entirely in C code.
 """
 
 
 def publish(by: object, text: bytes) -> None:
-    """Publishes `text` on a page that is closed when `by` is deallocated. Ignores a text that is too long."""
+    """Publishes `text` on a page that is closed when `by` is deallocated. Does nothing if `text` is too long."""
     page = _pages.get(id(by)) or _opened(by)
     if page is None or len(text) > PUBLICATION_BYTES - _HEAD.size:
         return
@@ -108,7 +108,10 @@ class FoundPage(NamedTuple):
 
 
 def find(uid: int) -> Iterator[FoundPage]:
-    """Yields the readable pages of a user's processes. A page that a child has inherited is yielded twice."""
+    """Yields the readable pages of a user's processes.
+
+    A page is yielded twice if a forked child has the page open, too.
+    """
     for pid, path in memfds(uid, NAME):
         with suppress(OSError, struct.error):  # a memfd of the same name that is not a page, or is another user's
             inode, text = _read(path, uid)
@@ -130,7 +133,7 @@ def memfds(uid: int, name: str) -> Iterator[tuple[int, str]]:
 def _read(path: str, uid: int) -> tuple[int, bytes | None]:
     """Returns the inode and the newest text of a page.
 
-    The text is None if none has been published yet, or if the publisher overwrote it during each attempt to read it.
+    The text is None if nothing has been published yet, or if the publisher overwrote the text during each read.
     """
     fd = trust.open_sealed(path, NAME, trust.OF_ONE_SIZE, owner=uid)
     try:

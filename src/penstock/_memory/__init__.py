@@ -1,1 +1,1 @@
-"""The memory of batches: slabs, leases, the layout of a batch in its slab, and guests (libraries such as torch)."""
+"""The memory of batches: slabs, leases, the layout of a batch in a slab, and guests (libraries such as torch)."""

@@ -1,12 +1,13 @@
 """Forks of the program while batches are on loan to the caller.
 
-The child has these batches too, in the same shared memory, and may read them for as long as it lives. A witness shows
-whether it is still alive: a page of shared memory that parent and child map, and that the parent then unmaps. The
-kernel refuses to seal a file against writing while any process maps it. So the seal succeeds once the child, and all
-processes that it has forked, have ended or called exec.
+The child shares the memory of these batches, and may read the batches until the child ends. A witness shows whether
+the child is still alive. A witness is a page of shared memory that the parent maps before the fork, so that the child
+maps this page too. After the fork, the parent unmaps the page. The kernel refuses to seal a file against writing
+while any process maps the file. So the seal succeeds once the child, and every process that the child has forked, has
+ended or called exec.
 
-Two alternatives were rejected. A pipe shows too early that the child has ended, if the child closes all its
-descriptors. And fork hooks are not told the child's process id, which says nothing about grandchildren anyway.
+Two alternatives were rejected. A pipe to the child reports the child's end too early if the child closes all its
+descriptors. Fork hooks do not get the child's process id, and the id would not show whether grandchildren are alive.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from penstock._system.interrupts import LiveObjects, free_at_end
 from penstock._system.platform import fcntl
 
 MOST = 64
-"""The largest number of witnesses. Each needs a descriptor. Slabs on loan at any further fork are never reused."""
+"""The largest number of witnesses. Each witness needs a descriptor.
+
+Slabs that are on loan during further forks are never reused.
+"""
 
 
 class Fork:

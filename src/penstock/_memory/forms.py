@@ -1,8 +1,9 @@
-"""The forms of containers: how the containers of one class are taken apart and rebuilt.
+"""The forms of containers. A form says how the containers of one class are taken apart and rebuilt.
 
-`FORMS` covers subclasses of Mapping, list and tuple that can be rebuilt by calling their class with the items. For
-every instance, a test shows whether this makes an equal object. `EXACT_FORMS` covers only the classes that pickle
-rebuilds from the same parts, so that an object arrives in another process as if it had been pickled.
+`FORMS` covers dataclasses, namedtuples, and other classes derived from Mapping, list or tuple. Instances of these
+other classes are rebuilt by calling the class with the items. If this call does not make an equal object, the
+instance is not taken apart. `EXACT_FORMS` covers only classes whose forms rebuild an object from the same parts as
+pickle does, so that the object arrives in another process as if the object had been pickled.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _V = TypeVar("_V")
 
 
 class MemoTable(dict[_K, _V]):
-    """A dict that computes missing values. It is cleared when it is full, to limit its size."""
+    """A dict that computes missing values. To limit its size, it is cleared when it is full."""
 
     def __init__(self, make: Callable[[_K], _V], most: int = TABLE_LIMIT) -> None:
         self._make = make
@@ -111,7 +112,7 @@ def _open_dataclass(node: Any) -> tuple[Hashable, Sequence[Any]]:
 
 
 def close_named(kind: type, keys: object, values: Iterable[Any]) -> Any:
-    """Creates a namedtuple without calling its `__new__`, which may expect different arguments."""
+    """Creates a namedtuple without calling `__new__`, which may expect different arguments."""
     return tuple.__new__(kind, values)
 
 
@@ -139,7 +140,7 @@ _BUILT_IN: dict[type, Form] = {
 
 PLAIN: frozenset[type] = frozenset({bool, int, float, complex, str, bytes, NoneType})
 LEAVES: set[type] = {*PLAIN, np.ndarray, np.memmap}
-"""Classes that are known not to be containers. More such classes are added when they are first seen."""
+"""Classes that are known not to be containers. Other such classes are added when they are first seen."""
 
 
 def is_namedtuple(kind: type) -> bool:
@@ -182,7 +183,7 @@ FORMS: MemoTable[type, Form | None] = MemoTable(_form)
 
 
 class Attributes:
-    """The first key in the form of a class whose objects are rebuilt from their attributes, as pickle does."""
+    """Precedes the keys of an object that must be rebuilt from its attributes, as pickle would do."""
 
 
 def _open_attributes(node: Any) -> tuple[Hashable, Sequence[Any]] | None:
@@ -204,7 +205,7 @@ _ATTRIBUTES = Form(_open_attributes, _close_attributes)
 
 
 class Items:
-    """The first key in the form of a dict subclass whose objects are rebuilt from items, without `__init__`."""
+    """Precedes the keys of a dict subclass instance that must be rebuilt without calling `__init__`."""
 
 
 def _close_items(kind: type, keys: tuple[Any, ...], values: list[Any]) -> Any:
@@ -218,7 +219,7 @@ MARKED: dict[Any, Form] = {Attributes: _ATTRIBUTES, Items: _ITEMS}
 
 
 def _exact_form(kind: type) -> Form | None:
-    """Returns the form of a class, or None if pickle would rebuild its instances in another way."""
+    """Returns the form that rebuilds instances of a class as pickle does, or None if there is no such form."""
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]
     if kind in copyreg.dispatch_table or not _inherits(kind, object, "__reduce__", "__reduce_ex__"):
@@ -244,7 +245,7 @@ def _inherits(kind: type, base: type, *names: str) -> bool:
 
 
 def _is_generated(kind: type) -> bool:
-    """True if a namedtuple class creates and pickles instances only with the methods that `namedtuple` generated."""
+    """True if a namedtuple class creates and pickles its instances only with generated methods."""
     maker = next(base for base in kind.__mro__ if "_fields" in vars(base))
     written = maker.__base__ is tuple and "_field_defaults" in vars(maker)
     return written and _inherits(kind, maker, "__new__", "__getnewargs__", "__getstate__")

@@ -1,9 +1,9 @@
-"""Guests: other libraries, such as torch, whose arrays a batch may contain in addition to numpy's.
+"""Guests: libraries other than numpy, such as torch, whose arrays a batch may contain.
 
-The core does not import any guest, and names guests only in `GUESTS`. A class belongs to a guest if its module, or
-the module of one of its base classes, is inside the guest's package. When such a class is first seen, the penstock
-module listed in `GUESTS` is imported. Its `GUEST` object decides how leaves of the class are stored in a slab,
-pickled, converted, copied and pinned.
+The core does not import any guest, and mentions guests only in `GUESTS`. A class belongs to a guest if the class or
+one of its base classes is defined in the guest's package. When such a class is first seen, the penstock module listed
+in `GUESTS` is imported. That module's `GUEST` object decides how leaves of the class are stored in a slab, pickled,
+converted, copied and pinned.
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ RANKS: dict[str, Callable[[Any], tuple[int, int] | None]] = {
     "ray.train": _ranks_in_ray,
     "jax._src.distributed": _ranks_in_jax,
 }
-"""Functions that get a library's module and return (rank, number of ranks), or return None, or raise anything."""
+"""Maps the name of a module to a function that takes the module and returns (rank, number of ranks).
+
+The function returns None or raises an exception if the module has not assigned ranks.
+"""
 
 
 def ranks_of_libraries() -> tuple[int, int] | None:
-    """Asks the imported libraries for (rank, number of ranks). Returns None if none of them has assigned ranks."""
+    """Asks the imported libraries for (rank, number of ranks). Returns None if no library has assigned ranks."""
     for name, ranks in RANKS.items():
         module = sys.modules.get(name)
         with suppress(Exception):  # the library has not started this process, or its interface has changed
@@ -53,20 +56,20 @@ def ranks_of_libraries() -> tuple[int, int] | None:
 
 
 MakeLeaf = Callable[[tuple[int, ...], Any, Any, int], Any]
-"""Makes a leaf from its shape, its dtype, an array of bytes, and an offset into it: a view, like `np.ndarray`.
+"""A function that makes a leaf as a view of a byte array, for example `np.ndarray`.
 
-All other such functions are defined at module level, so that a layout pickles them by name, and the receiving process
-imports what they need.
+The arguments are a shape, a dtype, the byte array, and an offset into the byte array. Layouts pickle the function by
+name, so it must be defined at module level. The receiving process imports the function's module.
 """
 
 Spot = tuple[MakeLeaf, tuple[int, ...], Any, int]
-"""The location of a leaf in its slab: a MakeLeaf function, and its arguments except the array of bytes."""
+"""The location of a leaf in its slab: a MakeLeaf function and its arguments, except the byte array."""
 
 
 class LateLeaves(NamedTuple):
-    """A batch of numpy arrays, which `make` replaces by leaves of a guest when the batch is opened in the caller.
+    """A batch of numpy arrays. When the caller opens the batch, `make` replaces the arrays with a guest's leaves.
 
-    A worker thus writes and describes numpy arrays, and does not create objects of the guest.
+    So workers never handle objects of the guest.
     """
 
     batch: Any
@@ -74,34 +77,34 @@ class LateLeaves(NamedTuple):
 
 
 Reduce = Callable[[Any], Any]
-"""Does the same as `__reduce_ex__(5)`, or returns NotImplemented for pickle's default way. May use PickleBuffers."""
+"""A function like `__reduce_ex__(5)`. May use PickleBuffers. Returns NotImplemented to let pickle use its default."""
 
 
 class Handler(NamedTuple):
-    """The functions that copy, pin, store and convert leaves of one class."""
+    """The functions for leaves of one class."""
 
     copy: Callable[[Any], Any]
     pin: Callable[[Any], Any]
-    """Copies a leaf to pinned memory, from which an accelerator reads faster."""
+    """Copies a leaf to pinned memory, which an accelerator reads faster than other memory."""
     store: Callable[[Any, Writer], Spot | None] | None = None
-    """Writes a leaf's bytes into the slab. Returns None if the leaf must be pickled instead."""
+    """Writes a leaf's bytes into the slab. Returns the leaf's Spot, or None if the leaf must be pickled instead."""
     cast: Callable[[Any, Any, Any], Any] | None = None
-    """Converts a leaf to the dtype of a `_fill.cast.FieldCast`, in memory that a `_fill.cast.Empty` allocates."""
+    """Converts a leaf to the dtype of a `_fill.cast.FieldCast`. A `_fill.cast.Empty` allocates the result."""
 
 
 class Guest(Protocol):
     """The interface of a guest's `GUEST` object: what penstock must know about a library such as torch."""
 
     reducers: Mapping[type, Reduce]
-    """For each exact class, a function that pickles its instances when they are inside other objects of a batch."""
+    """Maps exact classes to functions that pickle instances found inside other objects of a batch."""
 
     def handler(self, kind: type) -> Handler | None:
-        """Returns the handler for leaves of this class, or None if none is needed."""
+        """Returns the handler for leaves of this class, or None if the leaves need no handler."""
 
     def shipping(self) -> Mapping[type, Reduce]:
-        """Returns a mapping from classes (without their subclasses) to functions that pickle instances.
+        """Returns a mapping from exact classes to functions that pickle instances found in a dataset.
 
-        Called once for each dataset to pickle, because the functions may remember what they have pickled.
+        The functions may remember what they have pickled, so `shipping` is called once for each pickled dataset.
         """
 
     def is_parameters(self, state_dict: Any) -> bool:
@@ -116,7 +119,7 @@ class Guest(Protocol):
 _met: dict[str, Guest] = {}
 
 REDUCERS: dict[type, Reduce] = {}
-"""The functions that pickle numpy arrays and the classes of all guests seen so far, by class."""
+"""Maps the class of numpy arrays, and the classes of guests seen so far, to functions that pickle instances."""
 
 
 def guest_in(module: object) -> Guest | None:
@@ -133,13 +136,13 @@ def guest_in(module: object) -> Guest | None:
 
 
 def guest_of(kind: type) -> str | None:
-    """Returns the package name of the guest library that a class belongs to, such as "torch", or None."""
+    """Returns the name of the guest that a class belongs to, such as "torch". Returns None for any other class."""
     packages = [base.__module__.partition(".")[0] for base in kind.__mro__]
     return next((name for name in packages if name in GUESTS), None)
 
 
 def all_met() -> bool:
-    """True if penstock's module is loaded for each imported guest."""
+    """True if penstock's own module is loaded for every imported guest."""
     for name in GUESTS:  # noqa: SIM110 - any() takes 0.3 us more for each pickle
         if name not in _met and name in sys.modules:
             return False
@@ -147,7 +150,7 @@ def all_met() -> bool:
 
 
 def can_pin() -> bool:
-    """True if a guest finds an accelerator. Imports the guests that are installed."""
+    """True if an accelerator is available to any guest. Imports guests that are installed."""
     for name in GUESTS:
         with suppress(ImportError):
             guest = guest_in(name)
@@ -157,14 +160,14 @@ def can_pin() -> bool:
 
 
 def meet_imported() -> None:
-    """Imports penstock's own module for each imported guest. This is done before a fork."""
+    """Imports penstock's own module for each imported guest. Called before a fork."""
     for name in GUESTS:
         if name in sys.modules:
             guest_in(name)
 
 
 def tensor_functions() -> Any:
-    """Returns penstock's module of functions from arrays to tensors. Imports torch."""
+    """Returns the module `penstock.torch._arrays`. Imports torch."""
     guest_in("torch")
     return import_module("penstock.torch._arrays")
 
@@ -184,11 +187,11 @@ def _handler(kind: type) -> Handler | None:
 
 
 HANDLERS: Mapping[type, Handler | None] = MemoTable(_handler)
-"""Maps any class to its handler, or to None if the class belongs to no guest."""
+"""Maps any class to its handler, or to None if the class has no handler."""
 
 
 class Shipping(dict[type, "Reduce | None"]):
-    """Maps each class to the function that pickles its instances, or to None. Each table is for one dataset."""
+    """For one dataset: maps each class to a function that pickles its instances, or to None for pickle's default."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ class Layout:
     spots: tuple[Spot | None, ...]
 
     def open(self, root: NDArray[np.uint8], rest: Sequence[object]) -> object:
-        """Returns the batch. Its arrays are views of the slab's array `root`; its other leaves come from `rest`."""
+        """Returns the batch. The arrays are views of the slab's array `root`. The other leaves come from `rest`."""
         spots: Any = self.spots
         if not rest:  # none of the spots is None
             return unflatten(self.spec, [make(shape, dtype, root, at) for make, shape, dtype, at in spots])
@@ -59,7 +59,7 @@ class Writer:
         self._copied: list[tuple[int, int]] = []
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Does the same as `np.empty`, but allocates the array in the slab if it fits."""
+        """Works like `np.empty`, but allocates the array in the slab if it fits."""
         start = self.reserve(math.prod(shape) * dtype.itemsize)
         if start is None or dtype.hasobject:
             return np.empty(shape, dtype)
@@ -170,21 +170,21 @@ def _address(array: NDArray[Any]) -> int:
 
 
 def _repeats(leaves: Sequence[object]) -> bool:
-    """True if any leaf occurs twice, not counting atoms (values such as numbers)."""
+    """True if any leaf other than an atom (a value such as a number) occurs twice."""
     ids = [id(leaf) for leaf in leaves if type(leaf) not in _ATOMS]
     return len(set(ids)) < len(ids)
 
 
 _ATOMS: frozenset[type] = PLAIN | {*np.sctypeDict.values()} - {np.void, np.object_}
-"""Classes of values, such as numbers, that refer to no other object."""
+"""Classes whose instances, such as numbers, refer to no other object."""
 
 
 _placeable: set[type] = {*_ATOMS, np.ndarray}
-"""Classes of leaves that can be stored in a slab. Classes of other libraries are added when they are first seen."""
+"""Classes of leaves that a batch may contain without being pickled whole. `_can_be_placed` adds guests' classes."""
 
 
 def _can_be_placed(kind: type) -> bool:
-    """True if leaves of this class can be stored in a slab. Otherwise the whole batch is pickled."""
+    """True if a batch may contain leaves of this class without being pickled whole."""
     handler = HANDLERS[kind]
     if handler is not None and handler.store is not None:
         _placeable.add(kind)
@@ -192,7 +192,7 @@ def _can_be_placed(kind: type) -> bool:
 
 
 def _overlapping(spans: Iterable[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
-    """Yields groups of overlapping memory spans. A span is (address, size, tag), where the tag can be any number."""
+    """Yields groups of overlapping memory spans. A span is (address, size, tag); a tag may be any number."""
     group: list[tuple[int, int, int]] = []
     end = 0
     for span in sorted(spans):

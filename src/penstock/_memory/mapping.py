@@ -24,7 +24,7 @@ _libc: Any = ctypes.CDLL(None, use_errno=True) if CAN_PLACE else None
 
 
 def _function(name: str, returns: Any, *takes: Any) -> Any:
-    """Returns a function of the C library, or None on a system without it."""
+    """Returns a function of the C library, or None if the system does not have this function."""
     found = getattr(_libc, name, None)
     if found is not None:
         found.restype, found.argtypes = returns, takes
@@ -49,7 +49,7 @@ def map_memory(address: int | None, length: int, access: int, flags: int, fd: in
 
 
 def copy_map(address: int, length: int, to: int) -> None:
-    """Maps the same shared memory a second time, at the address `to`, by calling mremap(2) with an old size of 0."""
+    """Maps shared memory a second time, at the address `to`, by calling mremap(2) with an old size of 0."""
     if _mremap is None:
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
     if _mremap(address, 0, length, _COPY, to) == _FAILED:
@@ -74,9 +74,10 @@ def grow(fd: int, size: int) -> None:
 
 
 def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = True) -> Any:
-    """Maps a file's shared bytes, or private memory if `fd` is None. The last reference to the result unmaps them.
+    """Maps part of a file as shared memory, or maps private memory if `fd` is None.
 
-    The result is a ctypes array, for `np.frombuffer`, `view_of` and `struct`.
+    The result is a ctypes array, for `np.frombuffer`, `view_of` and `struct`. The memory stays mapped until the last
+    reference to the result is gone.
     """
     if not CAN_PLACE:
         return mmap.mmap(-1, length)
@@ -102,7 +103,7 @@ def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = Tru
 
 
 def view_of(memory: Any, *, writable: bool = True) -> memoryview:
-    """Returns a view of mapped memory. Several threads may read and set its items, but only one may slice it."""
+    """Returns a view of mapped memory. Threads may read and set items at the same time, but not slice the view."""
     array: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
     array.flags.writeable = writable
     return array.data

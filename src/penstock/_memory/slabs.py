@@ -1,23 +1,24 @@
 """Slabs are numbered pieces of memory for batches. Leases keep track of the slabs that are on loan to the caller.
 
-The scheduler decides when each slab is used, and this module provides its memory.
+The scheduler decides when each slab is used, and this module provides the memory.
 
 All slabs are part of an arena. The processes of one loader share one unnamed file (a memfd), which only grows and is
 sparse: pages that were never written take no memory. The file is mapped in extents, each for many small slabs or one
 large slab. So one descriptor and few mappings suffice, however many batches the caller keeps. The inline and thread
 backends use private memory, which is divided into extents in the same way.
 
-Weak references to plain numpy arrays tell when memory can be unmapped and (as leases) when a slab comes back from the
-caller. This is safe because the garbage collector does not track numpy arrays: the callback is called when the array
-is deallocated, and never while a finalizer could still bring the array back. For an object that the collector tracks,
-such as a ctypes array, the callback is called before the finalizers run.
+Weak references to plain numpy arrays show when memory can be unmapped. A lease is also such a weak reference, and
+shows when a slab comes back from the caller. A weak reference to a numpy array is safe, because the garbage collector
+does not track numpy arrays: the reference's callback is called when the array is deallocated, and never while a
+finalizer could still bring the array back. For an object that the collector tracks, such as a ctypes array, the
+callback would come before the finalizers.
 
-In numpy, every view refers to the array that owns the memory, here the slab's root array. torch and DLPack refer to
-the numpy array. So the callback for the root is called exactly once, when no object of this process can reach the
-slab any more.
+In numpy, every view refers to the array that owns the memory, here the slab's root array. torch tensors and DLPack
+capsules refer to the numpy array. So the callback for the root is called exactly once, when no object of this process
+can reach the slab any more.
 
-If the program forks, the child also has the batches on loan, in the same memory, and may read them for as long as it
-lives. So a slab that is on loan at a fork is used again only after the child has ended.
+After a fork, the child shares the memory of the batches on loan, and may read these batches until it ends. So a
+slab that is on loan at a fork is used again only after the child has ended.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _BESIDE = 256
 
 
 class Region(NamedTuple):
-    """A byte range in an extent. An extent is a part of the arena's file: `length` bytes from offset `extent` on."""
+    """A byte range in an extent. An extent is `length` bytes of the arena's file, starting at offset `extent`."""
 
     extent: int
     length: int
@@ -66,7 +67,7 @@ class Arena:
         self._extents: dict[int, Any] = {}  # by offset; see `mapped`
 
     def root(self, region: Region) -> NDArray[np.uint8]:
-        """Returns a new array over the whole region. It stays alive as long as any view of it."""
+        """Returns a new array over the whole region. Every view keeps the array alive."""
         buffer = self._extents.get(region.extent)
         if buffer is None:
             buffer = self._extents[region.extent] = mapped(self.fd, region.length, region.extent)
@@ -187,15 +188,15 @@ class Leases:
 
     @property
     def matter_at_fork(self) -> bool:
-        """True if a forked child would have batches on loan whose slabs may be used again."""
+        """True if a fork must be recorded, because slabs in shared memory are on loan and may be reused later."""
         return self._shared and bool(self._lent)
 
     def give_back(self, slab: int) -> None:
-        """Takes back a slab that was never lent, because no batch was written to it."""
+        """Frees a slab that was not lent after all. The next `collect` returns the slab."""
         self._returned.append(slab)
 
     def collect(self) -> list[int]:
-        """Returns the slabs that were given back since the last call and can be used again."""
+        """Returns the slabs that have become free since the last call."""
         slabs = []
         while self._returned:
             back = self._returned.popleft()
@@ -220,7 +221,10 @@ class Leases:
                 self._inherited.append(lease)
 
     def inherit(self, fork: forks.Fork | None) -> None:
-        """Records a fork. If `fork` is None, the child cannot be watched, so slabs now on loan are never reused."""
+        """Records a fork.
+
+        If `fork` is None, the child cannot be watched, so the slabs that are on loan at this fork are never reused.
+        """
         if fork is None:
             self._lent.clear()
             return
@@ -229,14 +233,17 @@ class Leases:
                 lease.forks = (*lease.forks, fork)
 
     def close(self) -> None:
-        """Forgets all forks and ignores later ones, because slabs are not used again. Lent bytes still count."""
+        """Forgets all forks, and ignores all later forks. No slab is reused after this call.
+
+        `nbytes` still counts lent slabs.
+        """
         self._shared = False
         self._inherited.clear()
         for lease in self._lent.copy().values():
             lease.forks = ()
 
     def forget(self) -> None:
-        """Forgets all leases. Called in a forked child, because the slabs belong to the parent."""
+        """Forgets all leases. Called in a forked child: the slabs belong to the parent."""
         self._lent.clear()
         self._inherited.clear()
 
@@ -244,7 +251,7 @@ class Leases:
 _all = LiveObjects[Leases]()
 
 own_fork = threading.local()
-"""`own_fork.now` is True while penstock itself forks a worker, which does not read any batch on loan."""
+"""`own_fork.now` is True while penstock itself forks a worker. Workers do not read batches on loan."""
 
 _birth = threading.local()
 """`_birth.fork` is the witness (see `forks.py`) of the fork that this thread is about to make."""

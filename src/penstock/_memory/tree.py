@@ -1,10 +1,11 @@
-"""Takes nested structures apart into a list of leaves, from left to right, and a Spec of how the leaves are nested.
+"""Splits a nested structure into a list of leaves, from left to right, and a Spec of how the leaves are nested.
 
-Containers are dict, list, tuple, and all classes that have a form (see `forms.py`). Everything else is a leaf, and so
-is a container that cannot be rebuilt from its parts. A batch for another process is taken apart by `flatten_exactly`,
-which treats a container as a leaf unless pickle would rebuild the same object from the same parts.
+Containers are dict, list, tuple, and all classes that have a form (see `forms.py`). Everything else is a leaf,
+including a container that cannot be rebuilt from its parts. A batch for another process is taken apart by
+`flatten_exactly`, which also treats a container as a leaf if pickle would not rebuild the container from these parts.
 
-Specs are kept in a table, so a known structure costs only one lookup, and `==` usually compares two pointers.
+Specs are kept in a table, so a known structure costs only one lookup, and comparing two Specs with `==` usually
+compares two pointers.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from typing import Any
 from penstock._memory.forms import EXACT_FORMS, FORMS, LEAVES, MARKED, Form, MemoTable
 
 MAX_DEPTH = 64
-"""The largest depth of nested containers. Deeper structures are assumed to contain themselves."""
+"""The maximum nesting depth of containers. A cycle exceeds any depth, and so is detected."""
 
 
 class Spec:
-    """The structure of a tree without its leaves: hashable, picklable, and made by `flatten`."""
+    """The structure of a tree without its leaves. Hashable and picklable."""
 
     __slots__ = ("_hash", "build", "children", "count", "keys", "kind")
 
@@ -92,7 +93,7 @@ def flatten(tree: object) -> tuple[list[object], Spec]:
 
 
 def flatten_exactly(tree: object) -> tuple[list[object], Spec] | None:
-    """Does the same as `flatten`, but takes a container apart only if pickle would save the same parts.
+    """Works like `flatten`, but takes a container apart only if pickle would rebuild it from the same parts.
 
     Returns None if only pickle can preserve the structure: if a container occurs twice, contains itself, or is nested
     deeper than MAX_DEPTH.
@@ -133,7 +134,7 @@ class _TooDeep(Exception):
 def _walk(
     node: Any, leaves: list[object], depth: int, forms: MemoTable[type, Form | None], nodes: list[int]
 ) -> Spec | None:
-    """Appends leaves to `leaves` and container ids to `nodes`. Returns the Spec, or None for a leaf."""
+    """Appends leaves to `leaves` and container ids to `nodes`. Returns the Spec, or None if `node` is a leaf."""
     kind = type(node)
     keys: Hashable
     values: Any
@@ -178,9 +179,9 @@ def _walk(
 
 
 def _spec(kind: type, keys: Hashable, children: tuple[Spec | None, ...] | None, size: int) -> Spec:
-    """Returns the Spec for these parts from the table, which creates a missing one.
+    """Looks up the Spec for these parts in the table, or creates the Spec if the table has none.
 
-    Two threads may create equal Specs for the same structure. This does no harm.
+    Two threads may create equal Specs for the same structure, which does no harm.
     """
     key = (kind, keys, children, size)
     spec = _SPECS[key]
@@ -193,7 +194,7 @@ _SPECS: MemoTable[tuple[Any, ...], Spec] = MemoTable(lambda key: Spec(*key))
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """True if two equal keys also have the same types, unlike 1 and True."""
+    """True if the items of two equal `Spec.keys` also have the same types. (1,) and (True,) are not alike."""
     if type(one) is not tuple:
         return True
     return all(map(is_, one, other)) or all(map(is_, map(type, one), map(type, other)))

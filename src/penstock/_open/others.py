@@ -181,7 +181,7 @@ _KNOWN = {end for kind in _KINDS for end in kind.ends}
 
 
 def advice(file: AnyFile) -> str | None:
-    """Returns how to load or convert a file that penstock does not read, or None if its kind is unknown."""
+    """Returns advice on loading or converting a file that penstock does not read, or None if its kind is unknown."""
     begin, end = bytes(file.peek(0, min(file.size, _LOOK))), os.path.splitext(file.path)[1].lower()
     if end == ".json":
         return _of_json(file.path, begin)
@@ -218,7 +218,10 @@ def of_folder(folder: str) -> str | None:
 
 
 def refuse_beside_text(folder: str) -> None:
-    """Raises FormatError unless most files of a folder are text. (Text files beside images are often notes.)"""
+    """Raises FormatError unless the folder has more text files than images and other known files together.
+
+    A few text files among other files may be notes, rather than data.
+    """
     found = _below(folder)
     others = {end: paths for end, paths in found.items() if end in _KNOWN or end in PICTURES}
     if not others or sum(map(len, others.values())) < len(found[".txt"]):
@@ -232,7 +235,7 @@ def refuse_beside_text(folder: str) -> None:
 
 
 def _below(folder: str) -> dict[str, list[str]]:
-    """Returns the paths of the files below a folder, by suffix. Hidden files are left out."""
+    """Returns the paths of the files below a folder, grouped by suffix. Hidden files are left out."""
     found: dict[str, list[str]] = {}
     for where, names in folders_below(folder):
         for name in names:

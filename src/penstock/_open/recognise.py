@@ -24,7 +24,7 @@ from penstock.formats._registry import load_entry_points, registered
 from penstock.source._folders import PICTURES, folders_below
 
 FormatClass = type[Any]
-"""A class that reads files. Its `suffixes`, `companions` and `matches` determine which files (see `Format`)."""
+"""A class that reads one file format. `suffixes`, `companions` and `matches` describe its files (see `Format`)."""
 
 # Formats are tried in this order. ImageFolder is chosen by the names of the files in a folder.
 _OURS: tuple[FormatClass, ...] = (
@@ -81,7 +81,10 @@ def _ends() -> tuple[str, ...]:
 
 
 def _all_files(given: list[Any], access: Access) -> list[AnyFile]:
-    """Returns the files of any format at the given paths. A Megatron prefix becomes its `.idx` file."""
+    """Returns the given files, and the files of known formats in the given folders.
+
+    A Megatron prefix, which is a path without `.bin` or `.idx`, is replaced by the path of its `.idx` file.
+    """
     prefixes = [idx_path(one) for one in given]
     # A path that does not exist may be a Megatron prefix, whose .idx stands for both files.
     meant = [one if is_url(os.fspath(one)) or os.path.exists(one) else idx_path(one) for one in given]
@@ -116,7 +119,7 @@ def _folder(folder: str) -> Any:
 
 
 def _paired(files: list[AnyFile]) -> list[AnyFile]:
-    """Replaces each Megatron `.bin` by its `.idx`, and removes files that only accompany others."""
+    """Replaces each Megatron `.bin` with its `.idx`, and removes files that only accompany other files."""
     by_path = {file.path: file for file in files}
     found: dict[str, AnyFile] = {}
     for file in files:
@@ -129,7 +132,7 @@ def _paired(files: list[AnyFile]) -> list[AnyFile]:
 
 
 def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
-    """Leaves out files that an index.json lists, such as LitData's chunks. Also leaves out other index.json files."""
+    """Leaves out files that belong to an index.json, such as LitData's chunks, and any unrecognised index.json."""
     others: set[str] = set()
     names = tuple(end for end in _ends() if not end.startswith("."))
     for file in files if len(files) > 1 else ():
@@ -148,7 +151,7 @@ def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
 
 
 def _own_index(file: AnyFile, by_path: Mapping[str, AnyFile]) -> AnyFile | None:
-    """Returns Megatron's `.idx` for a `.bin` or `.idx` file, or None if the file is not Megatron's."""
+    """Returns the Megatron index that belongs to a `.bin` or `.idx` file, or None if the file is not Megatron's."""
     stem, end = os.path.splitext(file.path)
     if end not in (".bin", ".idx"):
         return None

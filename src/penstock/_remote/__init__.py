@@ -1,1 +1,1 @@
-"""Finds, lists and reads the objects of remote stores, with retries. This package ignores file formats."""
+"""Finds, lists and reads objects in remote stores, with retries. Does not depend on file formats."""

@@ -1,4 +1,4 @@
-"""Connection settings (time limits, proxies, certificates, headers), the same for obstore and for `http.client`."""
+"""Connection settings (time limits, proxies, certificates, headers), shared by obstore and `http.client`."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class WebServer:
         weakref.finalize(self, _close, self._idle)
 
     def _find_proxy(self) -> tuple[tuple[str, int] | None, dict[str, str]]:
-        """Returns the proxy's address (None without a proxy) and headers, from the options or the environment."""
+        """Returns the proxy's address (None for no proxy) and headers, as set by the options or the environment."""
         scheme, host, _ = self.address
         url = self._client.options.get("proxy_url") or ("" if proxy_bypass(host) else getproxies().get(scheme, ""))
         if not url:
@@ -126,7 +126,7 @@ class WebServer:
                     raise  # only a new connection raises: the server may have closed an idle one
 
     def _connection(self) -> HTTPConnection:
-        """Returns a connection, through the proxy if there is one. It is opened by the first request."""
+        """Returns a connection, through the proxy if there is one. The first request opens the connection."""
         scheme, host, port = self.address
         peer, timeout = self._proxy or (host, port), self._client.seconds("connect_timeout")
         if scheme == "http":
@@ -151,7 +151,7 @@ class WebServer:
         return answer
 
     def _body(self, response: HTTPResponse) -> bytes:
-        """Returns the body of a response with status 206, or only the beginning of any other body."""
+        """Returns the whole body of a response with status 206. For any other status, returns only the beginning."""
         wanted = response.status == 206
         until = time.monotonic() + self._client.seconds("timeout")
         parts = []

@@ -1,4 +1,4 @@
-"""The only module that imports fsspec, which reads the URL schemes that obstore does not: hf://, memory://, ..."""
+"""The only module that imports fsspec, which reads URL schemes that obstore does not support, such as hf://."""
 
 from __future__ import annotations
 
@@ -114,7 +114,10 @@ def _mark(value: Any) -> str:
 
 
 def _differ(one: StoredObject, other: StoredObject) -> bool:
-    """True if the sizes or tokens differ. Tokens of different kinds (such as checksum and time) are not compared."""
+    """True if the two objects differ in size or token.
+
+    Tokens of different kinds, such as a checksum and a time, are not compared.
+    """
     # A listing may have other kinds of tokens than fsspec's `info`.
     kinds = {each.token.partition(" ")[0] for each in (one, other)}
     return one.size != other.size or (len(kinds) == 1 and one.token != other.token)

@@ -1,9 +1,10 @@
 """Lists the objects below a folder of a store, many pages at a time.
 
-A page of S3 has 1,000 objects, and each request needs the end of the previous page, so a million objects would take
-1,000 requests, one after another. But a page may start after any name, even if no object has that name. So, if the
-store sorts objects, the names after a page are divided into ranges that are listed at the same time: after
-`part-000999`, the ranges start at `part-01`, `part-02`, ..., `part-1`, `part-2`, .... Long ranges are divided again.
+S3 lists 1,000 objects per page, and each request needs the last name of the previous page. So a million objects would
+take 1,000 requests, one after another. But a page may start after any name, even if no object has that name. So, if
+the store sorts objects, the names after a page are divided into ranges, which are listed at the same time. For
+example, if a page ends with `part-000999`, the next ranges start at `part-01`, `part-02`, ..., `part-1`, `part-2`,
+and so on. Long ranges are divided again.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _POSITIONS = 2  # positions in a name at which ranges begin
 _HEX = re.compile(r"[0-9a-f]{8}")
 
 NameRange = tuple[str, str]
-"""The names that are greater than the first string, up to and including the second; "" means no limit."""
+"""The names after the first string, up to and including the second. An empty string means no limit."""
 
 
 def listed(remote: Remote, folder: str) -> Iterator[list[StoredObject]]:
-    """Yields all objects below a folder, as lists, in no particular order."""
+    """Yields lists that together contain all objects below a folder, in no particular order."""
     if not remote.sorts:
         yield from (page.objects for page in remote.below(folder, True))
         return
@@ -43,7 +44,7 @@ def listed(remote: Remote, folder: str) -> Iterator[list[StoredObject]]:
 def _some(
     remote: Remote, folder: str, pages: int, limits: NameRange, pause: Pause
 ) -> tuple[list[StoredObject], list[NameRange]]:
-    """Returns the objects in a range's first `pages` pages, and the ranges that make up the rest."""
+    """Returns the objects in the first `pages` pages of a range, and ranges that cover the rest of this range."""
     after, until = limits
     objects: list[StoredObject] = []
     for page in remote.below(folder, True, after, pause):

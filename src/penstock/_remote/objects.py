@@ -1,7 +1,7 @@
 """The only module that imports obstore, which reads S3, Google Cloud Storage, Azure and web servers.
 
-obstore does not retry the statuses 408 and 429. Its retries are switched off, so that they do not multiply with
-penstock's own, and every attempt is counted.
+obstore's own retries are switched off, because penstock retries requests itself and counts every attempt. (obstore
+would not retry the statuses 408 and 429.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_RANGES = (
     "the server answered with the whole file instead of a part",
     "It cannot serve ranges of bytes, as Python's http.server cannot. Use another server, or copy the file.",
 )
-"""Failure and remedy for a server that does not support range requests."""
+"""The failure and remedy that are reported if a server does not support range requests."""
 
 _PAGE = 1000  # objects; S3 lists no more in one response
 # The reaction to an error depends on its class or, if that says nothing, on the status in its message. The rest of
@@ -141,7 +141,7 @@ class Objects:
         return (self._is_s3 and self._wrong_region(str(error))) or _failed(error)
 
     def _wrong_region(self, text: str) -> RequestFailed | None:
-        """Returns an error that names the bucket's region, or None if the request went to the right region."""
+        """Returns an error that says where the bucket is, or None if the region was not the problem."""
         head, asked = text.partition("\n\nDebug source")[0], _ASKED.search(text)
         named = _REGION.search(head)
         if "redirect without LOCATION" in head:
@@ -171,7 +171,7 @@ class Objects:
 
 
 def is_strong(token: str) -> bool:
-    """True for a strong ETag. If-Match accepts neither weak ETags nor tokens that are times ("at ...")."""
+    """True if the token is a strong ETag, as If-Match requires. Other tokens are weak ETags or times ("at ...")."""
     return bool(token) and not token.startswith(("W/", "at "))
 
 
@@ -200,7 +200,7 @@ def _stored(meta: Any) -> StoredObject:
 
 
 def _failed(error: Exception) -> RequestFailed:
-    """Converts obstore's error. Keeps only a few words of its text, which contains URLs and responses."""
+    """Converts an obstore error to RequestFailed. Keeps few words of its text, which contains URLs and responses."""
     text, kind = str(error), type(error).__name__
     head = text.partition("\n\nDebug source")[0]
     status = _status_of(error)
@@ -223,7 +223,7 @@ def _failed(error: Exception) -> RequestFailed:
 
 
 def _broken(kind: str, head: str, text: str) -> RequestFailed:
-    """Converts an obstore error for a request that got no response from the server."""
+    """Works like `_failed`, for a request that got no response from the server."""
     cause = _CAUSE.search(text)
     why = next(filter(None, cause.groups()), "") if cause else ""
     if "ertificate" in text:

@@ -1,7 +1,9 @@
 """Translates the options in `storage=` to obstore's names.
 
-The names of boto3, s3fs, pyarrow, gcsfs, adlfs and environment variables are also understood. obstore panics if a
-connection option is among the store's options, or if the server's address is not a URL, so neither is passed to it.
+Also accepts the option names of boto3, s3fs, pyarrow, gcsfs and adlfs, and the names of environment variables.
+
+obstore panics if the store's options include a connection option, or if a server's address is not a URL. This module
+prevents both panics.
 """
 
 from __future__ import annotations
@@ -111,9 +113,9 @@ _UNKNOWN = re.compile(r"Configuration key: '([^']*)'|Invalid key: (\S+?)\.?$|une
 
 
 def named(url: str, storage: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Renames the options to the names that obstore uses.
+    """Renames options to obstore's names.
 
-    Connection options are put into a dict, "client_options". Options that are already renamed stay unchanged.
+    Connection options are moved into the dict "client_options". Options that are already renamed stay unchanged.
     """
     kind, scheme = _KINDS[scheme_of(url)], scheme_of(url)
     found: dict[str, Any] = {}
@@ -166,7 +168,7 @@ def client_options(
 
 
 def unknown(url: str, error: Exception) -> ValueError | None:
-    """Returns an error with a suggestion if obstore does not know one of the options, otherwise None."""
+    """Returns an error with a suggestion if obstore's `error` is about an unknown option, otherwise None."""
     found = _UNKNOWN.search(str(error).partition("\n")[0])
     if found is None:
         return None
@@ -180,7 +182,7 @@ def unknown(url: str, error: Exception) -> ValueError | None:
 
 
 def _flat(storage: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields all options, including those in nested dicts. Options that are None are left out."""
+    """Yields all options that are not None, including those in nested dicts other than "client_options"."""
     for name, value in storage.items():
         if name in _NESTED:
             yield from _flat(_nested(storage, name))
@@ -198,7 +200,7 @@ def _nested(storage: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _plain(name: str, kind: _StoreKind) -> str:
-    """Returns an option's name in lower case, without the prefix of its environment variable, such as `aws_`."""
+    """Returns an option's name in lower case, without the prefix of an environment variable, such as `aws_`."""
     name = str(name).lower()
     return next((name.removeprefix(each) for each in kind.prefixes if name.startswith(each)), name)
 

@@ -1,8 +1,9 @@
-"""A web server that needs secrets. They are sent to this server only, never to one that it redirects to.
+"""A web server that needs secrets. A redirect to another server is followed without the secrets.
 
-obstore follows redirects by itself. When the host changes, it drops the headers `authorization` and `cookie`, but
-keeps all others, such as `x-api-key`, and its `referer` header shows the first URL, including a signature in the
-query. No option changes this. So requests with such secrets are made by `http.client`.
+obstore follows redirects by itself. When the host changes, obstore drops the headers `authorization` and `cookie`,
+but keeps all others, such as `x-api-key`. obstore also sends the first URL in the `referer` header, including a
+signature in the query. No option changes this behaviour. So penstock uses `http.client` for a server that needs
+secrets.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def has_secrets(root: str, user: str, storage: Mapping[str, Any]) -> bool:
 
 
 class Origin:
-    """A store on one web server. Its headers and query are sent only to the same scheme, host and port."""
+    """A store on one web server. The headers and the query are sent only to this server (scheme, host and port)."""
 
     def __init__(self, root: str, user: str, storage: Mapping[str, Any]) -> None:
         self._storage = storage
@@ -106,7 +107,10 @@ class Origin:
         raise RequestFailed(RequestFault.FINAL, "web servers have no list of files", "Name the files one by one.")
 
     def _ask(self, key: str, method: str, how: Mapping[str, str]) -> HttpAnswer | tuple[Objects, str]:
-        """Returns the response or, after a redirect to another server, that server's store and the object's key."""
+        """Sends a request and returns the response.
+
+        After a redirect to another server, returns a store for the other server, and the object's key in that store.
+        """
         target = "/" + quote(key, safe="/:@!$&'()*+,;=~-._") + (f"?{self._query}" if self._query else "")
         for _ in range(_HOPS):
             answer = self.server.ask(method, target, {**self._client.headers, **how})
@@ -130,7 +134,7 @@ class Origin:
         raise RequestFailed(RequestFault.FINAL, f"the server redirects more than {_HOPS} times")
 
     def _other_server(self, url: str, there: ServerAddress) -> tuple[Objects, str]:
-        """Returns a store for another server, and the object's key there. The user's headers are not sent to it."""
+        """Returns a store for another server, and the object's key in that store. The user's headers are left out."""
         here = self.server.address
         if here.scheme == "https" and there.scheme == "http" and not self._client.allows_http:
             raise RequestFailed(

@@ -1,4 +1,4 @@
-"""Makes many network calls at the same time, in threads that end with them."""
+"""Makes many network calls at the same time, in threads that end when the calls are done."""
 
 from __future__ import annotations
 
@@ -34,10 +34,7 @@ def in_parallel(call: Callable[[A, Pause], T], items: Iterable[A], threads: int)
 
 
 def interruptibly(call: Callable[[], T]) -> T:
-    """Returns the result of `call()`.
-
-    In the main thread, the call is made by another thread, so that Ctrl-C works at once.
-    """
+    """Returns `call()`. In the main thread, makes the call in another thread, so that Ctrl-C works at once."""
     if threading.current_thread() is not threading.main_thread():
         return call()
     (result,) = _in_threads(lambda *_: call(), [None], 1)

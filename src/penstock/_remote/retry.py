@@ -73,7 +73,10 @@ class Patience:
 
 
 READING = Patience()
-"""Retry limits for reading files that were found before. A training run survives an outage of a few minutes."""
+"""Retry limits for reading files that have been found.
+
+The limits let a training run survive an outage of a few minutes.
+"""
 
 FINDING = Patience(seconds=20.0)
-"""Retry limits for the first request to a store. They are short, because a misspelt host looks like an outage."""
+"""Retry limits for the first request to a store. The limits are low, because a misspelt host looks like an outage."""

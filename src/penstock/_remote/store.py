@@ -1,4 +1,4 @@
-"""Remote stores of objects, as formats use them. Requests are retried, and the process may be forked."""
+"""Access to remote stores, with retries. A store remains usable after a fork."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _OPEN = ("endpoint", "base_url", "account_name", "region", "bucket", "container_
 
 
 class StoredObject(NamedTuple):
-    """An object in a store. `token` identifies its version: its ETag, or its modification time, or ""."""
+    """An object in a store. `token` identifies the version: the ETag, else the modification time, else ""."""
 
     key: str
     size: int
@@ -64,12 +64,15 @@ class Page(NamedTuple):
 
 
 class Store(Protocol):
-    """A store, accessed through one library. Each call makes one attempt and may raise any error: see `attempt`."""
+    """Access to a store through one library. Each call is one attempt, and may raise the library's errors."""
 
     def find(self, key: str) -> StoredObject: ...
 
     def read(self, stored: StoredObject, start: int, stop: int) -> Any:
-        """Returns the bytes from `start` to `stop`. Raises `RequestFailed` if the object has changed since `find`."""
+        """Returns the bytes from `start` to `stop`.
+
+        Raises `RequestFailed` if the object has changed since `find` returned `stored`.
+        """
 
     def write(self, key: str, content: bytes) -> None: ...
 
@@ -94,7 +97,10 @@ class Remote:
     """The store behind a URL. Each process opens its own connections, because threads do not survive a fork."""
 
     def __init__(self, root: str, user: str, storage: Storage, places: str | None = None) -> None:
-        """`places` is a result of `_places`. A pickled copy keeps it, even in another environment."""
+        """`places` is the result of an earlier call to `_places`.
+
+        A pickled copy keeps the same `places`, even in a process with other environment variables.
+        """
         self._is_own = scheme_of(root) in SCHEMES
         self._root, self._user, self._storage = root, user, named(root, storage) if self._is_own else dict(storage)
         self._places = _places(scheme_of(root), self._storage) if places is None else places
@@ -128,7 +134,7 @@ class Remote:
 
     @property
     def sorts(self) -> bool:
-        """True if the store lists objects in key order and can start at any key, unlike S3's directory buckets."""
+        """True if the store lists objects in key order, from any key on. S3's directory buckets do not."""
         return scheme_of(self._root) in ("s3", "s3a", "gs") and not self._root.endswith("--x-s3")
 
     def below(self, folder: str, deep: bool, after: str = "", pause: Pause = time.sleep) -> Iterator[Page]:
@@ -156,7 +162,7 @@ class Remote:
             after = page.objects[-1].key if page.objects else after
 
     def display_url(self, key: str) -> str:
-        """Returns the URL of an object as messages show it: without secrets, even if the URL is malformed."""
+        """Returns the URL of an object for messages: without secrets, even if the URL is malformed."""
         return redacted(f"{self._root.partition('/?')[0]}/{key}")
 
     def path(self, key: str) -> str:
@@ -174,7 +180,7 @@ class Remote:
         key: str,
         pause: Pause = time.sleep,
     ) -> T:
-        """Sends a request to the store, with retries. `what` is the beginning of error messages."""
+        """Sends a request to the store, with retries. Error messages begin with `what`."""
         begun, failures, odd = time.monotonic(), 0, 0
         with Request(cache_counts()) as waits:
             while True:
@@ -278,7 +284,7 @@ def _error(failed: RequestFailed, text: str) -> RemoteError:
 
 
 def _places(scheme: str, storage: Mapping[str, Any]) -> str:
-    """Returns a string of all options and environment variables that determine a URL's server, account or bucket."""
+    """Returns a string of the options and environment variables that determine the server, account or bucket."""
     found = [(_ACCOUNT, os.environ[_ACCOUNT])] if scheme.startswith("a") and _ACCOUNT in os.environ else []
     within: list[Mapping[str, Any]] = [storage]
     for options in within:  # grows: options may be nested, as in client_kwargs

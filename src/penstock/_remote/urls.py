@@ -123,11 +123,10 @@ def check_host(url: str) -> None:
 
 
 def redacted(url: str) -> str:
-    """Returns a URL as messages show it: without user, password and query.
+    """Returns a URL for messages: without user, password and query.
 
-    The text may also be a path, because a path may be a mistyped URL. If the text is not a URL, has no valid host, or
-    may have a password with a slash, everything up to the last @ is hidden. So two different URLs may have the same
-    result: see `faithful`.
+    `url` may also be a path, because the user may have mistyped a URL. If it is unclear where the password ends,
+    everything up to the last @ is hidden. So two URLs may have the same result. (`faithful` gives unique results.)
     """
     found = _URL.match(url)
     if found is None:
@@ -149,7 +148,7 @@ def redacted(url: str) -> str:
 
 
 def _unlike_url(text: str) -> str:
-    """Returns a path as messages show it. If it may be a mistyped URL, the part that may be secret is hidden."""
+    """Returns a path for messages. If the path may be a mistyped URL, any possible secret is hidden."""
     plain = unquote(unquote("".join(text.split())))
     mark = _MARK.search(plain)
     if mark is None:
@@ -170,7 +169,8 @@ def faithful(root: str, key: str) -> str:
 def suspicious(rest: str) -> list[str]:
     """Returns the parts of `rest` (a URL without scheme) that may be secret.
 
-    These are everything before the last @, and the query.
+    These parts are the text before the last @, and the query. Each of the two is also split at characters such as :
+    and &, and the pieces are returned as well.
     """
     ats = list(_AT.finditer(rest))
     hidden = [rest[: ats[-1].start()]] if ats else []
@@ -179,7 +179,7 @@ def suspicious(rest: str) -> list[str]:
 
 
 def local(path: str, reader: str) -> str:
-    """Returns the path. If the path looks like a URL and no such file exists, the error hides its password."""
+    """Returns `path`. If the file is missing and `path` looks like a URL, raises an error that hides the password."""
     if redacted(path) != path and not os.path.exists(path):
         raise FileNotFoundError(
             f"{reader}: there is no local file {redacted(path)!r}. It looks like a URL: copy the file to a disk."
@@ -190,7 +190,7 @@ def local(path: str, reader: str) -> str:
 def identified(root: str, key: str, user: str) -> str:
     """Returns a string that is the same for all signed URLs of an object, and different for other objects.
 
-    It contains no password, but may contain other credentials, so it must never be shown.
+    The string contains no password, but may contain other credentials, so it must never be shown.
     """
     if not is_web(root):
         scheme, _, place = root.partition("://")
@@ -205,7 +205,7 @@ def identified(root: str, key: str, user: str) -> str:
 
 
 def _unsigned(host: str, query: str) -> str:
-    """Removes the signing parameters from a query. If one of them occurs twice, the query is returned unchanged."""
+    """Removes the signing parameters from a query. Changes nothing if a signing parameter occurs twice."""
     parts = query.split("&")
     names = [unquote(part.partition("=")[0]).lower() for part in parts]
     for needs, signing, hosts in _SIGNATURES:

@@ -1,4 +1,4 @@
-"""Epochs whose batches count as consumed when the consumer has committed them, and not when they are handed out."""
+"""Epochs in which a batch counts as consumed when the consumer commits the batch, not when it is handed out."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Commits(Progress):
         self._open[step], self._last = mark, None
 
     def settle(self) -> None:
-        """Counts the most recent step as committed, unless `hold` was called for it."""
+        """Counts the most recent step as committed, unless `hold` was called for that step."""
         if self._last is not None:
             with interrupts_deferred(), self._lock:
                 super().passed(*self._last)
@@ -74,7 +74,7 @@ class Commits(Progress):
     # Called by any thread.
 
     def commit(self, step: int) -> bool:
-        """Commits an open step. Returns False if it was committed before. Raises KeyError for any other step."""
+        """Commits an open step. Returns False if the step was already committed. Raises KeyError if it is unknown."""
         with interrupts_deferred(), self._lock:
             if step in self._open:
                 super().passed(step, self._open[step])
@@ -114,7 +114,7 @@ class Commits(Progress):
 
 
 class CommittedEpochs(Epochs):
-    """The epochs of a loader with `commit=True`. Batches of an epoch may stay open after the next has begun."""
+    """The epochs of a loader with `commit=True`. Batches of an epoch may stay open after the next epoch has begun."""
 
     progress_type = Commits
 
@@ -137,7 +137,7 @@ class CommittedEpochs(Epochs):
         self._complete = set[int]()
 
     def figures(self) -> tuple[int, int, int]:
-        """Returns the number of committed batches, of repeated commits, and of open batches."""
+        """Returns three counts: committed batches, repeated commits, and open batches."""
         return *self._counts, sum(each.open for each in self._now[0])
 
     def commit(self, batch: Batch[Any]) -> None:
@@ -190,7 +190,7 @@ class CommittedEpochs(Epochs):
         super().begin(progress)
 
     def _incomplete(self) -> tuple[Commits, ...]:
-        """Returns the oldest incomplete epoch, and all epochs begun after it, even complete ones."""
+        """Returns the oldest incomplete epoch and all later epochs. The later epochs may be complete."""
         begun, _ = self._now
         while begun and begun[0].is_complete:
             self._complete.add(begun[0].number)

@@ -17,11 +17,13 @@ T = TypeVar("T")
 
 
 class Mark(NamedTuple):
-    """A position in an iterable: after `read` batches, with the states of the iterable and of its iterator.
+    """A position in an iterable.
 
-    A mark at the end of an epoch has no `states`. Instead, `kept` has the states from which the next epoch starts,
-    and so has the mark before the first batch of that epoch. A mark before the very first epoch has the iterable's
-    state in `kept`, and the key "fresh", which means that the iterable may be empty.
+    `read` is the number of batches before the position. `states` has the states of the iterable and of its iterator.
+
+    At the end of an epoch, `states` is None, and `kept` has the states from which the next epoch starts. The mark at
+    the beginning of the next epoch has the same `kept`, and its `states` is empty. If `kept` has the key "fresh", the
+    iterable was not at the end of an epoch when `kept` was made, so the next epoch may have no items.
     """
 
     read: int
@@ -65,14 +67,15 @@ def has_state(thing: object) -> bool:
 
 
 def by_next(items: Iterator[Any]) -> Iterator[Any]:
-    """Yields the items without calling `iter()`, which makes some iterators start over."""
+    """Yields the items without calling `iter()`, because some iterators start over in `iter()`."""
     return map(next, repeat(items))
 
 
 class Reading:
-    """One pass over an iterable. It has no items before `open` is called, or if `open` fails.
+    """One pass over an iterable. Before `open` is called, or if `open` fails, the pass has no items.
 
-    `read` counts the batches read so far. `gave` is True if the epoch has had any items, including before a resume.
+    `read` counts the batches read so far. `gave` is True if the epoch has had any items or errors, including those
+    before a resume.
     """
 
     def __init__(self, source: Iterable[Any]) -> None:
@@ -95,17 +98,18 @@ class Reading:
 
     @property
     def has_begun_state(self) -> bool:
-        """True if a state that is saved before the first item describes this pass.
+        """True if the iterator has a state: this state belongs to the pass even before the first item is read.
 
-        This needs an iterator with a state. The iterable's state is not enough, because it may change only when the
-        first item is read, for example if `__iter__` is a generator function.
+        At that time, the iterable's own state may still belong to the previous pass, for example if `__iter__` is a
+        generator function.
         """
         return "iterator" in self._stateful and not self.ended
 
     def open(self, mark: Mark | None = None) -> bool:
         """Starts or continues the pass.
 
-        Returns True if this may have drawn random numbers. The caller must then seed the generators again.
+        Returns True if restoring a state may have drawn random numbers. The caller must then seed the generators
+        again.
         """
         if mark is not None:
             self.prepare(mark)
@@ -115,7 +119,7 @@ class Reading:
         return mark is not None
 
     def prepare(self, mark: Mark) -> None:
-        """Restores the iterable's state before `iter()` is called. A mark at the end of an epoch restores nothing."""
+        """Restores the iterable's state, before `iter()` is called. At the end of an epoch, restores nothing."""
         self.read, self.ended = mark.read, mark.at_end
         if mark.states is None:
             self._kept = mark.kept
@@ -126,12 +130,15 @@ class Reading:
             self.restore(self.source, mark.states["iterable"])
 
     def restore(self, part: Any, state: Any) -> None:
-        """Loads a state into the iterable or its iterator. Raises StateError if this object cannot load a state."""
+        """Loads a state into the iterable or its iterator. Raises StateError if `part` cannot load a state."""
         _check_stateful(part)
         part.load_state_dict(state)
 
     def begin(self, items: Iterator[Any], mark: Mark | None = None) -> None:
-        """Starts reading from this iterator. The iterable's state must have been restored before."""
+        """Starts reading from the iterator `items`.
+
+        If `mark` has a state of the iterable, this state must have been restored before the call.
+        """
         if mark is not None and mark.states and "iterator" in mark.states:
             self.restore(items, mark.states["iterator"])
         self._items, self._iterator = by_next(items), items
@@ -140,7 +147,7 @@ class Reading:
         self._stateful = {name: part for name, part in parts.items() if has_state(part)}
 
     def take(self, size: int, through: Callable[[Iterator[Any]], Iterator[Any]] = iter) -> list[Any]:
-        """Reads the next batch: `size` items, or fewer at the end. `through` wraps the iterator to measure it."""
+        """Reads the next batch: `size` items, or fewer at the end. `through` may wrap the iterator to time it."""
         self.read += 1  # even if this raises, because the error then takes the place of the batch
         if self._items is None:
             self.open()
@@ -168,7 +175,7 @@ class Reading:
         return taken
 
     def note_error(self) -> None:
-        """Records that the iterator raised an exception. This ends a generator, but other iterators may continue."""
+        """Records that the iterator raised an exception. An exception ends a generator, but not every iterator."""
         self.gave = True
         self._broken = self.ended = isinstance(self._iterator, GeneratorType)
         self._raised, self._renewed = "iterator" not in self._stateful, False
@@ -196,20 +203,20 @@ class Reading:
                 self._passed = self.read - 1, error
 
     def raise_last_error(self, since: int) -> None:
-        """Raises the exception that ended the iterable, if it came from a skipped batch.
+        """Raises the exception that ended the iterable, if it came from a skipped batch with index `since` or later.
 
-        Nothing is raised if the index of that batch is less than `since`. Each rank raises the exception once.
-        Otherwise the other ranks would end without an error.
+        Such a batch belongs to another rank. If only the other rank raised the exception, the epoch would end on this
+        rank without an error.
         """
         passed, self._passed = self._passed if self.ended and self._broken else None, None
         if passed is not None and passed[0] >= since:
             raise passed[1]
 
     def mark(self) -> Mark | None:
-        """Returns the current position, or None if it is unknown because there is no state to save.
+        """Returns the current position, or None if the position is unknown.
 
-        After an exception, the position is known only if the iterator has a state. Otherwise the previous mark stays
-        valid.
+        The position is unknown if neither the iterable nor its iterator has a state. After an exception, the position
+        is known only if the iterator has a state. While the position is unknown, the previous mark stays valid.
         """
         if not self._stateful or self._broken or self._raised:
             return None
@@ -218,11 +225,14 @@ class Reading:
         return Mark(self.read, {name: part.state_dict() for name, part in self._stateful.items()})
 
     def end(self) -> Mark | None:
-        """Ends the reading. Returns the mark at which the next epoch starts, or None if that mark is unknown.
+        """Ends the pass. Returns the mark at which the next epoch starts, or None if there is no such mark.
 
-        The mark is unknown on a second call, if neither the iterable nor its iterator has a state, or if an exception
-        ended the epoch. It is also None if this epoch had no items: the next epoch may have none either, but an epoch
-        that starts from a mark must have items.
+        There is no mark in any of these cases:
+
+        - `end` was called before.
+        - Neither the iterable nor its iterator has a state.
+        - An exception ended the epoch.
+        - The epoch had no items. A mark would require the next epoch to have items.
         """
         self._broken = self._broken or self._raised
         try:
@@ -245,11 +255,11 @@ class Reading:
 
 
 def initial(source: Any, *, is_fresh: bool) -> bytes | None:
-    """Returns the pickled mark of an epoch that would start now, or None if the iterable's state is not a start.
+    """Returns a pickled mark for the start of the next epoch, or None if the iterable's state cannot be used.
 
-    `is_fresh` is True if no epoch has begun before. After an epoch that was left early, most iterables start over,
-    although their state is still in the middle of that epoch. An iterable that is its own iterator does not start
-    over, so its state can be used.
+    `is_fresh` is True if no epoch has begun yet. Otherwise, the iterable's state may be a position inside an epoch
+    that was left early. An iterable that is its own iterator continues from this position, so the state is used. Any
+    other iterable starts over, so its state is not used.
     """
     if not has_state(source) or not (is_fresh or hasattr(type(source), "__next__")):
         return None
@@ -261,8 +271,8 @@ def initial(source: Any, *, is_fresh: bool) -> bytes | None:
 def _renew(source: Any, kept: Mapping[str, Any], restore: Callable[[Any, Any], None]) -> None:
     """Restores an iterable to its state between two epochs, so that the next `iter()` starts the new epoch.
 
-    Loading the state is not enough: many iterables continue from a loaded state at the next `iter()`, and start over
-    only at the one after that.
+    Loading the state is not enough: after a load, many iterables continue from the loaded state at the first
+    `iter()`, and start over only at the second `iter()`.
     """
     if "iterator" not in kept and _is_at(source, kept["iterable"]):
         return
@@ -302,7 +312,7 @@ def _check_stateful(part: object) -> None:
 
 
 def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
-    """Returns the pickled mark from `take()`, or None. If `take` raises, returns a pickled StateError."""
+    """Returns the mark from `take()`, pickled unless it is None. If `take` raises, returns a pickled StateError."""
     try:
         mark = take()
         return None if mark is None else dumps(mark)
@@ -318,7 +328,7 @@ def asked(owner: object, take: Callable[[], T]) -> T:
 
 
 def opened(mark: bytes | Mark | None) -> Mark | None:
-    """Unpickles a mark. Raises StateError if it was never saved or cannot be unpickled."""
+    """Unpickles a mark. Raises StateError if the mark could not be taken or cannot be unpickled."""
     if not isinstance(mark, bytes):
         return mark
     try:
@@ -335,14 +345,14 @@ def opened(mark: bytes | Mark | None) -> Mark | None:
 
 
 def known(mark: bytes | Mark | None) -> Mark | None:
-    """Does the same as `opened`, but returns None instead of raising StateError."""
+    """Works like `opened`, but returns None instead of raising StateError."""
     with suppress(StateError):
         return opened(mark)
     return None
 
 
 def refusal(mark: bytes | None) -> str:
-    """Returns the message about a lost position: why it could not be saved, or how to avoid the loss."""
+    """Returns the message about a lost position: why the position could not be saved, or how to avoid the loss."""
     try:
         opened(mark)
     except StateError as error:

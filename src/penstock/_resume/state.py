@@ -1,7 +1,7 @@
-"""The resume state: which batches were handed out, as one small value of plain data.
+"""The resume state: a small dict that says which batches were handed out.
 
-It can be saved as JSON, unless the user's own objects add other data. Nothing in it is evaluated or unpickled, and
-the whole state is checked before any part of it is used.
+The dict can be saved as JSON, unless the user's own objects add data that JSON cannot hold. Nothing in the dict is
+evaluated or unpickled, and the whole dict is checked before any part of it is used.
 """
 
 from __future__ import annotations
@@ -34,16 +34,18 @@ ANEW = "Take another checkpoint, or restart the epoch without a state."
 
 
 class State(NamedTuple):
-    """A resume state: the first `steps` steps of the epoch, and the steps in `beyond`, were handed out.
+    """A resume state: which steps of an epoch were handed out, and where to continue.
 
-    - `consumed`: the place that all ranks reached with these steps (see `ComputedPlan.consumed`), or None if the
-      order is unknown.
-    - `mark`: the position of a sampler or stream that has a state, after these steps or earlier. It stays pickled
-      until it is needed.
+    - `steps`: the number of steps handed out before the first gap. `beyond`: the steps handed out after the gap.
+    - `consumed`: how far all ranks together came in the order before the gap (see `ComputedPlan.consumed`). None if
+      the epoch can only continue with the same number of ranks.
+    - `mark`: the position of a sampler or stream that has a state. The position may be earlier than the last step
+      handed out. The mark stays pickled until it is needed.
     - `dataset`: the state of a dataset with keys.
-    - `about`: a description of the loader, because another loader would have different steps.
-    - `later`: the states of later epochs that were begun before every batch of this epoch was committed.
-    - `dealt`: the values of `steps` and `consumed` when the number of ranks changed in this epoch, or None.
+    - `about`: a description of the loader. A loader whose steps would be different refuses the state.
+    - `later`: the states of later epochs that began before all batches of this epoch were committed.
+    - `dealt`: the values that `steps` and `consumed` had when the number of ranks changed in this epoch. None if the
+      number has not changed.
     """
 
     epoch: int
@@ -77,7 +79,7 @@ class State(NamedTuple):
 
     @classmethod
     def parse(cls, value: object) -> State:
-        """Converts a dict from `as_dict`, even after a round trip through JSON. Otherwise raises StateError."""
+        """Restores a State from the result of `as_dict`, even after JSON. Raises StateError for any other value."""
         if not isinstance(value, Mapping):
             raise StateError(
                 f"A resume state is the dict that state_dict() returned, not a {type(value).__name__}. If it was "
@@ -121,7 +123,7 @@ class State(NamedTuple):
         return found._replace(later=found._later(value))
 
     def _later(self, value: Mapping[str, Any]) -> tuple[State, ...]:
-        """Returns the states of later epochs. They share all fields that are not in `_LATER` with this state."""
+        """Returns the states of later epochs. They share seed and `about`, and have their own `_LATER` fields."""
         given = value["later"]
         if not isinstance(given, (list, tuple)) or not all(_is_later(each) for each in given):
             raise damaged(f"'later' is {given!r}, not a list of epochs")
@@ -138,8 +140,8 @@ class State(NamedTuple):
     def check(self, about: Mapping[str, Any]) -> None:
         """Raises StateError if the state does not fit a loader with this description.
 
-        The message names the difference. With penstock's own orders, the number of ranks may differ. If it does, the
-        batch size may differ too.
+        With penstock's own orders, the number of ranks may differ. In this case, `batch_size` and `last_batch` may
+        differ, too.
         """
         world = self.about.get("world")
         elsewhere = world != about.get("world")
@@ -181,10 +183,7 @@ class State(NamedTuple):
         )
 
     def dealt_anew(self, plan: Plan | None, world: int) -> State:
-        """Returns this state, divided among `world` ranks according to the epoch's plan.
-
-        Raises StateError if that is impossible.
-        """
+        """Returns this state with `steps` as the plan counts them. Raises StateError if state and plan disagree."""
         consumed, steps, expected = self.consumed, self.steps, range(self.steps, self.steps + 1)
         elsewhere = self.about.get("world") != world
         if isinstance(plan, ComputedPlan):
@@ -209,19 +208,19 @@ class State(NamedTuple):
         return self._replace(steps=steps)
 
     def _stride(self) -> int:
-        """Returns how many samples all ranks together take in one step, if batches have a fixed size."""
+        """Returns how many samples all ranks together take per step. Without a batch size, each rank takes one."""
         size = self.about.get("batch_size")
         each = size if isinstance(size, int) and size > 0 else 1
         return each * number({"world": 1, **self.about}, "world")
 
 
 def _of_first_rank(plan: ComputedPlan) -> ComputedPlan:
-    """Returns the plan of the rank with the most steps."""
+    """Returns the plan of rank 0. No rank has more steps than rank 0."""
     return replace(plan, rank=0)  # type: ignore[type-var]  # every computed plan is a dataclass
 
 
 class Progress:
-    """The steps of one epoch that were handed out, and the position of the sampler or stream after them."""
+    """The steps of one epoch that have been handed out, and the latest known position of the sampler or stream."""
 
     def __init__(self, begin: State, plan: Plan | None) -> None:
         self.epoch = begin.epoch
@@ -251,7 +250,7 @@ class Progress:
             beyond.pop(passed, None)
 
     def _now(self) -> tuple[int, list[int], bytes | None]:
-        """Returns the number of steps before the first gap, the later steps, and the last mark.
+        """Returns the number of steps before the first gap, the steps handed out after the gap, and the last mark.
 
         Another thread may hand out steps at the same time.
         """
@@ -279,17 +278,17 @@ class Progress:
 
     @property
     def reached(self) -> int:
-        """The first step that was not handed out."""
+        """The first step that has not been handed out."""
         return self.steps
 
     @property
     def mark(self) -> bytes | Mark | None:
-        """The latest known position of the sampler or stream. After the epoch, it is the start of the next one."""
+        """The latest known position of the sampler or stream. After the epoch, the start of the next epoch."""
         return self._end if self.is_over else self._at[1] or self.begin.mark
 
     @property
     def beyond(self) -> list[int]:
-        """The steps that were handed out although an earlier step was not."""
+        """The steps that have been handed out although an earlier step has not."""
         return self._now()[1]
 
     def handed_out(self) -> tuple[int, list[int]]:
@@ -310,7 +309,7 @@ class Progress:
 
 
 class Epochs:
-    """The epochs of a loader. If the loader is replaced, its successor takes them over."""
+    """The epochs of a loader. A loader that replaces this loader takes over this object."""
 
     progress_type: type[Progress] = Progress
 
@@ -324,7 +323,7 @@ class Epochs:
 
     @property
     def current(self) -> int:
-        """The epoch that began last or, before the first `iter()`, the epoch that will begin."""
+        """The epoch that began last. Before the first `iter()`, and after `set`, the epoch that will begin next."""
         return self.next if self.begun is None else self.begun
 
     def set(self, epoch: int) -> None:
@@ -344,7 +343,7 @@ class Epochs:
 
     @property
     def later(self) -> tuple[State, ...]:
-        """The states of the epochs after the next one, if a loaded state has any."""
+        """The states of the epochs after the next epoch, if the loaded state has any."""
         return () if self.loaded is None else self.loaded.later
 
     def check_read(self) -> None:
@@ -362,7 +361,7 @@ class Epochs:
         return start.as_dict()
 
     def restores(self) -> bool:
-        """True if the sampler or stream must load its saved state, because no live object has it."""
+        """True if the sampler or stream must load its saved state, because its current state is different."""
         begun = None if self.progress is None else self.progress.begin.mark
         return self.loaded is not None or (isinstance(begun, Mark) and begun.at_end)
 
@@ -381,8 +380,8 @@ class Epochs:
 def content(plan: Plan | None, length: int | None) -> str | None:
     """Returns a short description of the sampler's keys, to detect a state that belongs to another sampler.
 
-    Returns None if the dataset's length is enough, if the sampler has its own state, or if nothing is known about its
-    keys.
+    Returns None if the keys follow from the dataset's length, if the sampler has its own state, or if nothing is
+    known about the sampler's keys.
     """
     if type(plan) is OrderPlan:
         plain = Sequential(length or 0), Shuffled(length or 0, getattr(plan.order, "seed", 0))
@@ -400,7 +399,7 @@ def content(plan: Plan | None, length: int | None) -> str | None:
 
 
 def _content(order: Any, *parts: Any) -> str:
-    """Returns an order as text, with a digest of these parts of the plan."""
+    """Returns an order as text, with a digest of `parts`."""
     digest = blake2b(digest_size=8)
     for part in parts:
         _digest(digest, part)
@@ -415,8 +414,8 @@ def _content(order: Any, *parts: Any) -> str:
 def _digest(digest: blake2b, value: Any) -> None:
     """Hashes all fields of an order except the seed, which a state stores separately.
 
-    If an object has an attribute `identity`, hashes only this attribute. So a mixture whose weights change keeps its
-    digest.
+    If an object has an attribute `identity`, only this attribute is hashed, so that a mixture whose weights change
+    keeps its digest.
     """
     identity = getattr(value, "identity", None)
     if identity is not None:
@@ -447,7 +446,7 @@ def number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
 
 
 def with_later(state: dict[str, Any], later: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Adds the states of later epochs to a state, under the key `later`, if there are any."""
+    """Returns `state` with the dicts in `later`, if there are any, added under the key "later"."""
     parts = [{name: each[name] for name in _LATER} for each in later]
     return {**state, "later": parts} if parts else state
 

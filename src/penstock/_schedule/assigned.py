@@ -58,7 +58,10 @@ class Assigned(Scheduler):
             out.append(Post(seq, slab, seat))
 
     def _next_seat(self) -> int | None:
-        """Returns the seat for the next step, or None. With `in_order=False`, skips seats that have enough steps."""
+        """Returns the seat for the next step, or None if no seat may get a step.
+
+        With `in_order=False`, skips seats that have enough steps.
+        """
         workers = self._seats
         share = max(1, self._window // max(1, workers - len(self._ended)))
         for _ in range(workers):

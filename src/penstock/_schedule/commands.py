@@ -1,4 +1,4 @@
-"""Commands, which tell the engine what to do next, in order. They are the scheduler's only output.
+"""Commands, which tell the engine what to do next, in order. The scheduler has no other output.
 
 Like events, commands compare as plain tuples.
 """
@@ -9,14 +9,14 @@ from typing import NamedTuple, TypeAlias
 
 
 class Hire(NamedTuple):
-    """Start a worker in a seat. Its worker id is new, even if the seat was used before."""
+    """Start a worker in a seat. The worker's id is new, even if the seat was used before."""
 
     worker: int
     seat: int
 
 
 class Retire(NamedTuple):
-    """Ask one worker to exit: the first that becomes idle. The event `WorkerLeft` follows.
+    """Ask one worker to exit: the first worker that becomes idle. The event `WorkerLeft` follows.
 
     If each worker has its own steps, the worker in `seat` is asked instead, and exits after all its posted steps.
     """
@@ -37,11 +37,11 @@ class GiveUp(NamedTuple):
 class Post(NamedTuple):
     """Offer a step to the workers. If this `seq` has no step yet, first draw one from the plan.
 
-    The result goes into the slab with the id `slab`, which must be allocated if the id is new. If no step is left to
-    draw (`Exhausted`), no slab is needed, and a later Post may use the same id.
+    The result goes into the slab with the id `slab`. If the id is new, the slab must be allocated first. If no step
+    is left to draw (`Exhausted`), no slab is needed, and a later Post may use the same id.
 
-    Only the worker in `seat` may do the step, or any free worker if `seat` is -1. If `resume` is True, the step's
-    worker has not read the stream before, so the task must contain the stream's position after the last filled step.
+    Only the worker in `seat` may do the step; -1 means any free worker. If `resume` is True, the worker has not read
+    the stream before, so the task must contain the stream's position after the last filled step.
     """
 
     seq: int
@@ -51,22 +51,23 @@ class Post(NamedTuple):
 
 
 class Rescind(NamedTuple):
-    """Withdraw a posted task. `Rescinded` follows, unless a worker has claimed it and will report its result."""
+    """Withdraw a posted task. `Rescinded` follows, unless a worker has already claimed the task."""
 
     seq: int
 
 
 class Deliver(NamedTuple):
-    """Hand a filled step to the consumer. Its slab is lent to the consumer until `SlabReturned`."""
+    """Hand a filled step to the consumer. The step's slab is lent to the consumer until `SlabReturned`."""
 
     seq: int
     slab: int
 
 
 class DeliverLost(NamedTuple):
-    """Tell the consumer that a step failed for good. Its slab is free.
+    """Tell the consumer that a step failed for good. The step's slab is free.
 
-    `worker` is the last worker that died while it did this step.
+    `worker` is the last worker that died while doing this step. If the step failed because no worker is left,
+    `worker` is the last worker that died.
     """
 
     seq: int

@@ -1,11 +1,12 @@
-"""Tracks each step of a plan on its way to the consumer, from drawing to handing out.
+"""Tracks each step of a plan, from drawing the step to handing it out to the consumer.
 
-    step   undrawn --draw--> OUT, in the task of a seq --fill, deliver--> READY --hand_out--> forgotten
+    step   undrawn --draw--> OUT, in a task --fill, deliver--> READY --hand_out--> forgotten
            OUT --split--> OUT, in a task of its own
-           OUT, READY --redo--> AGAIN --draw--> OUT, under another seq
+           OUT, READY --redo--> AGAIN --draw--> OUT, in another task
            OUT --forget--> forgotten        any --cancel--> forgotten
 
-Like the scheduler, it has no clock, lock or buffer. It does not look into tasks and outcomes.
+A `seq` is the number of a task. Like the scheduler, this module has no clock, lock or buffer. The code does not
+look into tasks and outcomes.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class Course:
-    """Maps each seq to steps of the plan.
+    """Maps each `seq` (the number of a task) to steps of the plan.
 
-    If `look_ahead` is True, these may be steps of a run that is not open yet.
+    If `look_ahead` is True, the steps may belong to a run that is not open yet.
     """
 
     def __init__(self, look_ahead: bool) -> None:
@@ -38,7 +39,7 @@ class Course:
         self.run, self.ahead = run, None
 
     def draw(self, seq: int, most: int = 1) -> tuple[Task | None, bool]:
-        """Returns the task for `seq`, or None if no step is left, and whether the run ends before this task."""
+        """Returns the task for `seq` (None if no step is left), and whether the run ends before this task."""
         if self._again:
             task = self._out[seq] = self._again.popleft()._replace(seq=seq)
             return task, False
@@ -56,7 +57,7 @@ class Course:
         return drawn, ends
 
     def refuse(self, seq: int, error: BaseException) -> bool:
-        """Ends the run of this task with an error. Returns False if this run is only being prefetched."""
+        """Ends the run of the task `seq` with an error. Returns False if that run is only being prefetched."""
         task = self._out.pop(seq)
         self._again.clear()  # these come after it
         # A task that is posted again may belong to the current run, although steps of the next run are already drawn.
@@ -85,7 +86,7 @@ class Course:
         return task
 
     def deliver(self, seq: int, outcomes: Sequence[Any]) -> None:
-        """Queues the steps of a delivered task, each with its outcome, to be handed out."""
+        """Queues the steps of a delivered task for handing out, each with its outcome."""
         task = self._out.pop(seq)
         if len(outcomes) == 1:
             self.ready.append((task, outcomes[0]))
@@ -96,12 +97,12 @@ class Course:
         return self._out.pop(seq, None)
 
     def forget_from(self, seq: int) -> None:
-        """Drops the task `seq` and all later tasks, because the run ends before them."""
+        """Drops the task `seq` and all later tasks. The run ends before this task."""
         self._out = {earlier: task for earlier, task in self._out.items() if earlier < seq}
         self.filled = {earlier: outcome for earlier, outcome in self.filled.items() if earlier < seq}
 
     def redo(self) -> int:
-        """Queues again the steps that were not handed out, and returns how many. Drops the next run's steps."""
+        """Requeues the steps that have not been handed out, and returns their number. Drops the next run's steps."""
         again = [task for task, _ in self.ready]
         again += [step for seq in sorted(self._out) for step in self._out[seq].single()]
         again += self._again

@@ -4,13 +4,16 @@
            TAKEN --WorkerLeft--> EMPTY
 
 A worker that dies while it does a step uses up one of the step's retries, so the number of replacements is limited.
-Workers that crash at start-up use up no retries. Instead, losses without a step are counted for each seat, and a seat
-with too many losses is given up.
+A worker that crashes at start-up uses up no retries. Instead, such crashes are counted for each seat, and a seat with
+too many of them is given up.
 
 To shrink, the crew sends one request to leave for each surplus worker. The first idle workers take the requests, so
-it is not known in advance which seats become empty. Until they have left, the crew keeps its old size, and a worker
-that crashes in the meantime is replaced, because the requests are still open. Each resize first withdraws the
-requests that no worker has taken, so a crew that grows again keeps these workers instead of hiring new ones.
+it is not known in advance which seats become empty. Until these workers have left, the crew keeps its old size. A
+worker that crashes in the meantime is replaced. Without a replacement, a worker that should stay would take the
+request that is still open.
+
+Each resize first withdraws the requests that no worker has taken. So a crew that grows again keeps its workers
+instead of hiring new ones.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from penstock._schedule.commands import Command, Hire, Retire
 
 
 class Crew:
-    """The workers of an engine. `size` is the number of workers that there should be.
+    """The workers of an engine. `size` is the intended number of workers.
 
     A seat is given up if more than `retries + 1` workers in a row crash there at start-up.
     """
@@ -40,7 +43,7 @@ class Crew:
         return worker in self.seats
 
     def hire(self, out: list[Command]) -> None:
-        """Hires the missing workers for the lowest empty seats that were not given up."""
+        """Hires the missing workers for the lowest empty seats that have not been given up."""
         taken = {*self.seats.values(), *self.given_up()}
         missing = self.size + self.leaving - len(taken)
         seat = 0
@@ -53,7 +56,7 @@ class Crew:
             seat += 1
 
     def resize(self, size: int, retained: int, out: list[Command]) -> None:
-        """Hires workers, or asks some to leave. `retained` is the number of earlier requests that were withdrawn."""
+        """Hires workers, or asks some workers to leave. `retained` is the number of withdrawn requests to leave."""
         self.size = size
         self.leaving -= retained
         self.forgive()  # seats that were given up are tried again: the crew may need fewer seats now
@@ -68,7 +71,7 @@ class Crew:
         out.append(Retire(seat))
 
     def lost(self, worker: int, idle: bool) -> int:
-        """Removes a dead worker and returns its seat. A worker that had no step counts as a start-up crash."""
+        """Removes a dead worker and returns its seat. If the worker had no step, counts a start-up crash."""
         seat = self.seats.pop(worker)
         if idle:
             self.losses[seat] = self.losses.get(seat, 0) + 1

@@ -1,15 +1,15 @@
-"""Events, which tell the scheduler what has happened. They are its only input.
+"""Events, which tell the scheduler what has happened. The scheduler has no other input.
 
-A `seq` is the number of a task. Seqs are counted over the life of an engine, through all its runs. They only grow,
-and none is used twice (some are never used at all). A run is everything that one consumer reads, from `Opened` to
-`Finish`.
+A `seq` is the number of a task. Seqs grow over the life of an engine, through all its runs. No seq is used
+twice, and some are never used. A run is everything that one consumer reads, from `Opened` to `Finish`.
 
 The scheduler calls a task a step. But a task may be a bundle: several steps of the plan that are done and delivered
 together. The scheduler learns this only if a worker dies. The bundle is then split into single steps, so that a step
 that kills workers does not affect the others.
 
-Events are named tuples: three are made for every batch, at a third of the cost of a frozen dataclass. They compare as
-plain tuples (`Asked() == Cancelled()`), so compare their types, too, or their `repr`.
+Events are named tuples, because every batch needs three of them, and a frozen dataclass takes three times as long to
+make. Events compare as plain tuples: `Asked() == Cancelled()` is True. To tell two events apart, also compare
+their types, or compare what `repr` returns.
 """
 
 from __future__ import annotations
@@ -42,10 +42,9 @@ class Bounded(NamedTuple):
 class Exhausted(NamedTuple):
     """No step is left for Post(seq) or for any later Post, until the next `Opened`.
 
-    The engine carries out a whole list of commands before it reports new results from the backend. Between the
-    answers to the Posts of one list, the only possible events are those that the list itself causes: `Bounded`,
-    `Rescinded`, `StepFilled` by CALLER, and `WorkerLost` for a worker that the list hires. They come in the order of
-    the commands.
+    The engine carries out a whole list of commands before it reports new results from the backend. Until then, the
+    scheduler gets only the events that these commands cause: `Exhausted`, `Bounded`, `Rescinded`, `StepFilled` by
+    CALLER, and `WorkerLost` for a newly hired worker. These events come in the order of the commands.
     """
 
     seq: int
@@ -56,7 +55,7 @@ CALLER = -1
 
 
 class StepFilled(NamedTuple):
-    """The result of a step has arrived. For the scheduler, a batch and an error in the user's code are the same."""
+    """The result of a step has arrived. The scheduler does not distinguish batches from errors in the user's code."""
 
     seq: int
     worker: int
@@ -65,8 +64,8 @@ class StepFilled(NamedTuple):
 class StepEnded(NamedTuple):
     """A stream ended before this step, so the stream has no samples for later steps either.
 
-    If the step belongs to the next run, the current run continues. The step's slab is freed, and no
-    more steps are posted until the next `Opened`. Then the engine must send `Bounded`, because the scheduler does not
+    If the step belongs to the next run, the current run continues. The step's slab is freed, and no more steps are
+    posted until the next `Opened`. After that, the engine must send `Bounded`, because the scheduler does not
     remember where the new run ends.
     """
 
@@ -91,7 +90,7 @@ class WorkerLost(NamedTuple):
 
 
 class WorkerLeft(NamedTuple):
-    """A worker has left, as requested. It has no step, and all its messages have been handled."""
+    """A worker has left, as requested. The worker has no step, and all its messages have been handled."""
 
     worker: int
 
@@ -108,7 +107,7 @@ class Resized(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """The dataset has changed. Steps that were not handed out must be done again, with new task numbers."""
+    """The dataset has changed. Steps that have not been handed out must be done again, with new task numbers."""
 
 
 class SlabReturned(NamedTuple):

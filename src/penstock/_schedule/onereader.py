@@ -1,12 +1,12 @@
 """A scheduler for a stream that one worker reads from its beginning to its end.
 
-The worker claims the steps in order. If it dies, a new reader can continue only from a known position: the start of
-the run, or the position after a step that reported the stream's state. If no position is known, the run ends there
+The worker claims the steps in order. If the worker dies, a new reader can continue only from a known position: the
+start of the run, or the position after a step that reported the stream's state. If no position is known, the run ends
 with an error, never silently.
 
     stream   read --WorkerLost, the position is known--> the first posted step is posted again, with the position
-             read --WorkerLost, known, and nothing is posted--> the next step is posted with the position
-             read --WorkerLost, unknown, or no retries left, or the seat given up--> Break, and the run ends there
+             read --WorkerLost, the position is known, nothing is posted--> the next step is posted with the position
+             read --WorkerLost, and position unknown, no retries left, or seat given up--> Break, which ends the run
 """
 
 from __future__ import annotations

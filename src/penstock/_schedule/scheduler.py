@@ -1,4 +1,4 @@
-"""Decides which step is posted, into which slab (a block of memory), and what the consumer gets.
+"""Decides which step is posted, which slab (block of memory) it fills, and what the consumer gets.
 
     NEW --Opened--> OPEN --Cancelled--> IDLE --Opened--> OPEN        any --Closed--> CLOSED
 
@@ -12,7 +12,7 @@ Slabs, workers and the plan's steps have their own state tables (`slabs.py`, `cr
 differ if a stream has only one reader (`onereader.py`), or if each worker has its own steps (`assigned.py`).
 
 Workers pull: the first free worker takes a posted step. So the scheduler never chooses a worker, and does not know
-whether a posted step is claimed already. The rule behind most of the code below: the slab of a posted step is not
+whether a worker has claimed a posted step. The rule behind most of the code below: the slab of a posted step is not
 free until an event has said that no worker can write to it any more.
 
 After each event, the rules of `_settle` run until none applies. The scheduler has no clock, queue, lock or buffer.
@@ -100,7 +100,7 @@ class Scheduler:
 
     @property
     def run_is_over(self) -> bool:
-        """True if the whole run was delivered. The answer to the next `Asked` is then `Finish`."""
+        """True if the whole run has been delivered. The answer to the next `Asked` is then `Finish`."""
         if self._bound is None or not (self._drained or self._next_seq >= self._bound):
             return False
         return next(iter(self._steps), self._bound) >= self._bound
@@ -116,7 +116,7 @@ class Scheduler:
         return next((seq for seq, step in self._steps.items() if step.state is POSTED), None)
 
     def deliverable(self, most: int) -> list[int]:
-        """Returns the seqs of up to `most` finished steps that will be delivered next, in this order."""
+        """Returns the seqs of up to `most` finished steps that will be delivered next, in the order of delivery."""
         found: list[int] = []
         for seq in self._steps if self._in_order else self._arrived:
             if len(found) == most or self._steps[seq].state is POSTED:
@@ -418,7 +418,7 @@ class Scheduler:
     # Bugs
 
     def story(self, seq: int) -> list[str]:
-        """Returns the log entries about a step and its current state, for bug reports."""
+        """Returns the log entries about a step, followed by the step's current state, for bug reports."""
         step = self._steps.get(seq) or self._abandoned.get(seq)
         now = "it is not known now" if step is None else f"it is {step.state.value} in slab {step.slab}"
         return [*self._log.about(seq), now]

@@ -25,7 +25,7 @@ class SlabStates:
         self._next = 0
 
     def take(self) -> int:
-        """Returns a free slab, or a new one if none is free. So no step ever waits for a slab."""
+        """Returns a free slab, or a new slab if no slab is free. So no step ever waits for a slab."""
         if self.warm:
             slab = self.warm.pop()
         elif self.cold:

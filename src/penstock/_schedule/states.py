@@ -53,13 +53,13 @@ def method_for(kind: type) -> str:
 
 
 class EventLog(deque[Event | Command]):
-    """The last thousand events and commands, which is enough to cover all pending steps."""
+    """The last thousand events and commands."""
 
     def __init__(self) -> None:
         super().__init__(maxlen=1000)
 
     def about(self, seq: int) -> list[str]:
-        """Returns the entries that mention a step, or a bundle that contains it."""
+        """Returns the entries that mention a step, or a bundle that contains the step."""
         return [repr(entry) for entry in self if _concerns(entry, seq)]
 
     def report(self) -> str:

@@ -1,4 +1,4 @@
-"""Decides, from measurements while a loader runs, how many workers it has and how far they work ahead.
+"""Decides from measurements how many workers a running loader has, and how far ahead they work.
 
     state    SETTLING --all workers have done a step since they started--> MEASURING
              MEASURING --a rule applies: Resize--> SETTLING        --no rule applies--> RESTING
@@ -9,17 +9,18 @@
 At the end of a measurement, the first of these rules that applies decides:
 
     what was measured                                                        Resize to
-    1  the last Resize was an attempt, and it did not help                   the numbers before it
-    2  the load has changed, and workers keep all processors busy            as many workers as processors
+    1  the last Resize was an attempt, and it did not help                   the numbers before the attempt
+    2  the load has changed, the caller waits, and all processors are busy   as many workers as processors
     3  the caller waits, and needs more workers                              up to twice as many workers (attempt)
     4  the caller waits, although there are enough workers on average        twice as far ahead (attempt)
-    5  the caller does not wait, and needs at most 3/4 of the workers        as many workers as it needs
+    5  the caller does not wait, and needs at most 3/4 of the workers        as many workers as the caller needs
 
 A load is three numbers: the seconds that a worker spends on a step, the seconds that the caller spends on a batch
-when it does not wait (these two tell how many workers it needs), and the share of the time that it waits. While the
-load stays the same, the tuner remembers with how many workers the caller had to wait (rule 5 does not return to that
-number) and which attempts failed (rules 3 and 4 do not repeat them), so it finally rests. A different load wakes it,
-and makes it forget.
+without waiting, and the share of the time that the caller waits. The first two give the number of workers needed.
+
+While the load stays the same, the tuner remembers which numbers of workers made the caller wait, so that rule 5 does
+not return to them, and which attempts failed, so that rules 3 and 4 do not repeat them. This ensures that the tuner
+eventually rests. When the load changes, the tuner wakes up and forgets both.
 
 The tuner has no clock, and does not look at the machine. Its decisions depend only on the intervals that it is given.
 """
@@ -84,8 +85,8 @@ class Interval:
     - `waited`, `worked`: the time that the caller spent inside and outside of `next()`.
     - `caller_cpu`: the time in which the caller used a processor or waited for a processor.
     - `batches`: the number of steps that were handed out. `done`: the number of steps that workers finished.
-    - `busy`: the time in which workers were busy. This time and the next two are summed over all workers.
-    - `cpu`: the time in which workers used a processor. `delayed`: the time in which they waited for a processor.
+    - `busy`: the time in which workers were busy. `busy`, `cpu` and `delayed` are sums over all workers.
+    - `cpu`: the time in which workers used a processor. `delayed`: the time in which workers waited for a processor.
     - `workers`: the number of live workers that have done a step.
     - `memory`: the number of bytes in use, counted in the same way as for the memory limit.
     """
@@ -140,12 +141,12 @@ SETTLING, MEASURING, RESTING = TunerState
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the tuner computes from one measurement, in order to choose the number of workers.
+    """What the tuner computes from one measurement to choose the number of workers.
 
     - `step`: seconds that a worker spends on a step.
     - `turn`: seconds that the caller spends on a batch, without waiting.
     - `waiting`: share of the time that the caller waits.
-    - `compute`: share of the workers' busy time in which they used a processor or waited for one.
+    - `compute`: share of the workers' busy time in which they used or waited for a processor.
     - `cpu`: share of the workers' busy time in which they used a processor.
     """
 
@@ -204,7 +205,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A change that the next measurement will judge. The fields hold the settings and the load before it."""
+    """A change that the next measurement will judge. The fields hold the settings and the load before the change."""
 
     workers: int
     prefetch: int
@@ -214,7 +215,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Limits for the current load: fewer workers than `least` are not enough, more than `most` do not help."""
+    """Limits for the current load: fewer workers than `least` are not enough, and more than `most` do not help."""
 
     least: int = 1
     most: int = 1 << 30
@@ -358,7 +359,7 @@ class Tuner:
         return self._resize(workers, prefetch, reason)
 
     def _failure(self, attempt: Attempt, load: Load) -> str:
-        """Returns why the attempt did not help, or "" if it did."""
+        """Returns why the attempt did not help, or "" if the attempt helped."""
         before, (now, past) = attempt.load, self._named(attempt)
         if attempt.farther or before.need <= attempt.workers:
             if load.waiting <= max(WAITS, _LESS_WAITING * before.waiting):
@@ -373,7 +374,7 @@ class Tuner:
         return ""
 
     def _named(self, attempt: Attempt) -> tuple[str, str]:
-        """Returns the current setting and the one before the attempt, as messages name them."""
+        """Returns texts for messages: the current setting, and the setting before the attempt."""
         if attempt.farther:
             return f"prefetch_factor={self.prefetch_factor}", f"prefetch_factor={attempt.prefetch}"
         return _workers(self.workers), _workers(attempt.workers)

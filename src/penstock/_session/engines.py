@@ -23,7 +23,7 @@ _MOST_UPDATES = 64 << 20
 class Engines:
     """The live engines of a loader.
 
-    One idle engine is kept. It is the engine of the last epoch, which has a stream's state.
+    One idle engine is kept: the engine of the last epoch, which has the stream's state.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Engines:
         return [engine for engine in self.live if engine.is_ours() and not engine.closed]
 
     def _refuse_inside(self) -> None:
-        """Raises RuntimeError if this thread is already using an engine, because waiting would then deadlock."""
+        """Raises RuntimeError if this thread is already using an engine. Waiting for this engine would deadlock."""
         lock: Any = self.changing()  # checked too: an engine that is being created is not in `live` yet
         if lock._is_owned() or any(engine.is_used_here() for engine in self.all()):
             raise RuntimeError(INSIDE)
@@ -78,7 +78,7 @@ class Engines:
             self._hold([engine for engine, _ in engines], make_change)
 
     def take(self) -> Engine | None:
-        """Removes and returns the idle engine. Returns None if there is none or it can no longer be used."""
+        """Removes and returns the idle engine, or returns None if there is no usable idle engine."""
         engine = self._take_idle()
         if engine is not None and engine.job.log.end > _MOST_UPDATES:
             engine.close()
@@ -102,7 +102,7 @@ class Engines:
         return [engine for engine in self.ours() if engine not in self._idle and engine.take_back()]
 
     def put(self, engine: Engine) -> None:
-        """Keeps an idle engine for the next epoch. If there are two, closes one of them."""
+        """Keeps an idle engine for the next epoch. If another engine is already idle, closes one of the two."""
         if engine.reference() is None:
             # The garbage collector found the engine in a cycle and has cleared all weak references to it. So the
             # engine is not in `live` any more, and updates would not reach it.

@@ -1,4 +1,4 @@
-"""Explains a step: which samples it has on every rank, and where they come from. No data is read for it."""
+"""Explains a step: which samples it has on every rank, and where they come from. Reads no data."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class SampleSource:
     """Where a sample, or one document of a packed row, comes from.
 
     - `source`: the name of the source in a mixture, or None if the dataset is not a mixture.
-    - `dataset`: a short text for the innermost dataset that has the sample.
+    - `dataset`: a short description of the innermost dataset that has the sample.
     - `key`: the key of the sample in that dataset.
-    - `begin`, `end`: the part of a document that is in the row, in tokens. Both are None for a whole sample.
+    - `begin`, `end`: the range of the document's tokens that is in the row. Both are None for a whole sample.
     """
 
     source: str | None
@@ -40,8 +40,8 @@ class SampleSource:
 class ExplainedSample:
     """A sample of a step: its key in the loader's dataset, and where it comes from.
 
-    `sources` has one entry, or one for each document in a packed row. It is empty if the dataset is not given. `pad`
-    is True if the sample only fills up the batch (see `Batch.pad`).
+    `sources` has one entry for each document if the sample is a packed row, otherwise a single entry. Without a
+    dataset, `sources` is empty. `pad` is True if the sample only fills up the batch (see `Batch.pad`).
     """
 
     key: Any
@@ -62,14 +62,14 @@ class ExplainedSample:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The samples of one step. `ranks` has the samples of each rank, in the order of its batch."""
+    """The samples of one step. `ranks` has the samples of each rank, in the order of that rank's batch."""
 
     epoch: int
     step: int
     ranks: tuple[tuple[ExplainedSample, ...], ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the explanation as a dict that can be serialised as JSON, if the keys are integers or texts."""
+        """Returns the explanation as a dict that can be serialised as JSON, if the keys are integers or strings."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class Explanation:
 
 
 def check_dealt(step: int, epoch: int, first: int) -> None:
-    """Raises ValueError if the step is before `first`, because it was dealt to another number of ranks."""
+    """Raises ValueError for a step before `first`. The earlier steps were dealt to another number of ranks."""
     if step < first:
         raise ValueError(
             f"The steps before {first} of epoch {epoch} were dealt to another number of ranks, and then the epoch "

@@ -1,4 +1,4 @@
-"""Makes the statistics of a loader (`Stats`) from its `Measures`. Imported late, because that takes 10 ms."""
+"""Computes a loader's `Stats` from its `Measures`. This module is imported late, because the import takes 10 ms."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _outage(measures: Measures) -> Outage | None:
 def _period(
     measures: Measures, now: MeterSnapshot, before: MeterSnapshot, longest: tuple[int, int], epoch: int | None
 ) -> Period:
-    """Returns the statistics between two snapshots: for one epoch, or the loader's life if `epoch` is None."""
+    """Returns the statistics between two snapshots, for one epoch or, if `epoch` is None, for all epochs."""
     totals = now.sum().minus(before.sum())
     sums, known = totals.sums, before.workers()
     seats = {seat for crew in measures.crews() for seat in crew.seats}

@@ -17,10 +17,10 @@ from penstock.source._nested import Foresee, foresee_of
 
 
 class Foresight:
-    """A forecast of the keys that a loader will request, and the object that `__foresee__` returned for it.
+    """A forecast of the keys that a loader will request, and the object that `__foresee__` returned for the forecast.
 
-    It is kept from one epoch to the next, so that the dataset can fetch data in between. The returned object is
-    closed when an epoch is abandoned, the loader is closed, or the foresight is garbage collected.
+    A `Foresight` is kept from one epoch to the next, so that the dataset can fetch data between epochs. The returned
+    object is closed when an epoch is abandoned, the loader is closed, or the `Foresight` is garbage collected.
     """
 
     _returned: Any = None
@@ -37,7 +37,7 @@ class Foresight:
             self._start = getattr(self._returned, "start", None)
 
     def start(self) -> None:
-        """Lets the dataset start its threads. The workers must have been forked before."""
+        """Lets the dataset start its threads. Call this method only after the workers have been forked."""
         with interrupts_deferred():
             start, self._start = self._start, None
             if start is not None:
@@ -64,11 +64,11 @@ class Foresight:
 def foresee(
     last: Foresight | None, dataset: Any, plan: AnyPlan | None, progress: Progress, counts: CacheCounts
 ) -> Foresight | None:
-    """Returns the last foresight if it still fits, otherwise a new one, or None.
+    """Returns the `Foresight` for the epoch that is starting: `last` if it can continue, otherwise a new one.
 
-    The result is None if no forecast is possible or wanted. This function must be called before the workers have
-    anything to do, and `Foresight.start` only after they have started, because a process with several threads cannot
-    fork safely.
+    If the keys cannot be forecast, or no dataset has a `__foresee__` method, returns None instead. Call this function
+    before the workers get their first task. Call `Foresight.start` only after the workers have started, because a
+    process with several threads cannot fork safely.
     """
     told = foresee_of(dataset) if isinstance(plan, ComputedPlan) else None
     if told is None or not isinstance(plan, ComputedPlan) or plan.upcoming(progress.epoch) is None:

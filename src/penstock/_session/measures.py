@@ -1,4 +1,4 @@
-"""Collects the measurements of a loader's caller and workers. `figures.py` makes the statistics (`Stats`) of them."""
+"""Collects the measurements from which `figures.py` computes `Stats`: those of a loader's caller and workers."""
 
 from __future__ import annotations
 
@@ -35,15 +35,12 @@ _IN_THE_CALLER = {"inline": "the calling process", "prefetch": "the reading thre
 
 
 def displayed_name(settings: Mapping[str, Any]) -> str:
-    """Returns the name under which the workers of this process are shown, with {} in place of a number.
-
-    Returns "" if the workers run elsewhere.
-    """
+    """Returns a format string for worker names, or "" if the workers run in other processes."""
     return "worker {} (thread)" if settings.get("threads") else _IN_THE_CALLER.get(str(settings.get("backend")), "")
 
 
 class MeasuredCrew(Protocol):
-    """A group of workers that is measured: an `Engine`, or the reading thread of `prefetch`."""
+    """A group of workers to measure: an `Engine`, or the reading thread of `prefetch`."""
 
     @property
     def stopwatch(self) -> Stopwatch: ...
@@ -86,7 +83,7 @@ class Measures:
     # Called when something happens.
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begins the measurement of an epoch. `iter()` calls this before the workers start the epoch."""
+        """Begins measuring an epoch. `iter()` calls this before the workers start the epoch."""
         if not self.began:
             self.began = self.hired = clock()
         self.first_batch()  # now, because later the workers that made it may be gone
@@ -103,11 +100,14 @@ class Measures:
             self.hired, self.shipped = clock(), getattr(engine.backend, "shipped", 0.0)
 
     def end_epoch(self) -> None:
-        """Records that an epoch has been read to its end. This is not called if the epoch is abandoned."""
+        """Records that an epoch was read to its end rather than abandoned."""
         self._turns.epoch_ended(clock() * 1e-9, self.stats)
 
     def tick(self) -> None:
-        """Extends the history and, on some ticks, publishes the statistics. There are two ticks per second."""
+        """Updates the figures that change over time. Called twice per second.
+
+        Only some of the calls extend the history or publish the statistics.
+        """
         self.meter.due = False
         self._ticks += 1
         if self._ticks % self._every == 0:
@@ -129,7 +129,7 @@ class Measures:
         publish(self, self.stats())
 
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
-        """Begins a trace of all crews, including those that start later."""
+        """Starts tracing all crews, including those that start later."""
         from penstock._session.tracing import Tracing
 
         if self._tracing is not None and not self._tracing.closed:
@@ -170,16 +170,16 @@ class Measures:
         return [crew.gauges for crew in self.crews()]
 
     def snapshot(self) -> MeterSnapshot:
-        """Returns a copy of all counters. A task that is being handed out counts with the steps handed out so far."""
+        """Returns a copy of all counters. Of an unfinished task, only the steps handed out so far are counted."""
         crews = list(self.crews())
         answers = [answer for crew in crews if (answer := crew.open_answer()) is not None]
         return self.meter.snapshot([crew.gauges for crew in crews], answers)
 
     def first_batch(self) -> list[int] | None:
-        """Returns the times at which the first epoch reached five points, or None before the first batch.
+        """Returns the times of five events that led to the first batch, or None if there has been no batch yet.
 
-        The points are: `iter()` was called, workers were started, one of them was ready, one had a sample, and the
-        caller had the first batch.
+        These are the times at which `iter()` was called, the workers were started, a worker became ready, a worker
+        had fetched a sample, and the caller received the batch.
         """
         if self._first is None and self.meter.first:
             counts = self.meter.snapshot(self.live()).workers().values()
@@ -199,7 +199,7 @@ def _publish(measures: weakref.ref[Measures]) -> None:
 
 
 def figures() -> Any:
-    """Returns the module that makes `Stats` from `Measures`, and imports it when it is first needed."""
+    """Returns the module that computes `Stats`. The first call imports the module."""
     import_whole("penstock._session.figures")
     from penstock._session import figures
 

@@ -1,4 +1,4 @@
-"""Figures about planning: shares of the sources of a mixture, padding, and committed batches."""
+"""Figures about planning: the shares of a mixture's sources, padding, and committed batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.stats._figures import BudgetFigures, CommitFigures, MixtureFigures
 
 
 def planned(feed: Feed, epochs: Epochs, reweighed: list[tuple[int, int]]) -> dict[str, Any]:
-    """Returns the figures about planning for `Stats`. `reweighed` has (epoch, step) of each change of weights."""
+    """Returns the planning figures for `Stats`. `reweighed` lists the (epoch, step) of each change of weights."""
     found: dict[str, Any] = {}
     if isinstance(epochs, CommittedEpochs):
         found["commits"] = CommitFigures(*epochs.figures())
@@ -39,14 +39,14 @@ def planned(feed: Feed, epochs: Epochs, reweighed: list[tuple[int, int]]) -> dic
 
 
 def _lengths(plan: ComputedPlan) -> NDArray[np.int64] | None:
-    """Returns the lengths of all samples, if the plan was made from them."""
+    """Returns the lengths of all samples if the plan was made from lengths, otherwise None."""
     table = getattr(plan, "lengths", None) or getattr(getattr(plan, "windows", None), "lengths", None)
     table = table[0] if isinstance(table, tuple) else table
     return None if table is None else table.numbers
 
 
 def _shares(sources: list[tuple[str, float, int, int, float | None]]) -> tuple[SourceFigures, ...]:
-    """Returns figures of sources, each given as (name, weight, samples given, number of samples, mean length)."""
+    """Computes each source's figures from the tuples that `WeightHistory.shares` returns."""
     weights, samples = sum(source[1] for source in sources), sum(source[2] for source in sources)
     known = all(mean is not None for *_, mean in sources)
     tokens = [count * (mean or 0.0) for _, _, count, _, mean in sources]

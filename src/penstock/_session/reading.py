@@ -45,26 +45,29 @@ class Reader:
         self._timeout = semantics.timeout
         self._max_errors = semantics.max_errors
         self._meter = session.measures.meter
-        # Held while a step is counted, so that no change draws it again after it was taken from the engine.
+        # Held while a step is counted, so that no change redraws a step that was already taken from the engine.
         self.passing: Any = threading.RLock()
         self._yielded = 0
         self._lost = 0  # batches whose samples all failed
-        self._has_given = run.begins_later  # True after the first other batch, which may be one before the resume
+        self._has_given = run.begins_later  # True after any other batch, and in a run that begins at a later step
         self.skipped: list[tuple[Any, Exception]] = []
 
     def start(self) -> None:
-        """Opens the epoch on the engine, which starts the workers if they are not running yet."""
+        """Opens the epoch on the engine. The engine starts the workers if they are not running yet."""
         assert self._engine is not None
         self._engine.open(self._run)
         self._session.measures.started(self._engine)
 
     def take(self) -> Any:
-        """Returns the next batch, converted for the caller. Returns a NoBatch at the end, or if the batch failed."""
+        """Returns the next batch, converted for the caller, or a NoBatch if the epoch is over or a batch failed."""
         data = self._next().data
         return data if self._deliver is None or type(data) is NoBatch else self._deliver(data)
 
     def _next(self) -> StepResult:
-        """Returns the next batch and its task. At the end, or if the batch failed, returns a NoBatch and no task."""
+        """Returns the next batch and its task.
+
+        If the epoch is over or a batch failed, returns a NoBatch, and None in place of the task.
+        """
         while True:
             run = self._run
             engine, delivery = self._engine, None
@@ -139,8 +142,6 @@ class Reader:
 
 
 class SeedReader(Reader):
-    """An iterator over one epoch, with penstock's semantics."""
-
     _session: SeedSession
     _foresight: Foresight | None = None
 
@@ -166,7 +167,7 @@ class SeedReader(Reader):
         return self._session.length() if steps is None else steps
 
     def redraw(self, run: Run) -> None:
-        """Continues the epoch with other keys. The caller must hold the engine, and the lock `passing`."""
+        """Continues the epoch with other keys. Call this inside `Engines.held`, while holding the lock `passing`."""
         if self._engine is not None:
             self._run, self._plan, self._foresight = run, run.plan, self._session.foresight
             self._engine.reopen(run)
@@ -175,7 +176,7 @@ class SeedReader(Reader):
         return self._engine is engine
 
     def close(self) -> None:
-        """Abandons the epoch. Steps in progress are discarded without waiting for them."""
+        """Abandons the epoch without waiting for steps in progress."""
         with interrupts_deferred():
             self._let_go(cancel=True)
 

@@ -52,8 +52,8 @@ S = TypeVar("S", bound=SeedReader)
 class SeedSession(Session):
     """A session that also implements the `Semantics` of its loader.
 
-    The seed, the plan and the epochs live as long as the loader. A loader whose batches hold other arrays, such as
-    tensors, passes `face` (see `displayed_settings`) and `make_runner` (see `Job`).
+    The seed, the plan and the epochs live as long as the loader. A loader that returns arrays of a library
+    other than numpy, such as tensors, passes `face` (see `displayed_settings`) and `make_runner` (see `Job`).
     """
 
     deliver: Callable[[Any], Any] | None = None
@@ -78,9 +78,9 @@ class SeedSession(Session):
         super().__init__(
             f"DataLoader({type(self.dataset).__name__})", partial(displayed_settings, self.feed, self._face)
         )
-        self.skipped: list[tuple[Any, Exception]] = []  # of the epoch that was begun last
+        self.skipped: list[tuple[Any, Exception]] = []  # in the latest epoch
         self.foresight: Foresight | None = None
-        self._reader: weakref.ref[SeedReader] | None = None  # of the epoch that was begun last
+        self._reader: weakref.ref[SeedReader] | None = None  # of the latest epoch
         self.reweighed: list[tuple[int, int]] = []  # epoch and step of each change of weights
         # No reference to the session, which would be a cycle.
         self.measures.planned = partial(_planned, self.feed, self.epochs, self.reweighed)
@@ -115,7 +115,6 @@ class SeedSession(Session):
 
     @never_ends
     def begin(self, kind: type[S]) -> S:
-        """Begins the next epoch, and returns its reader, an instance of `kind`."""
         if self._asks_for_ranks:
             self._asks_for_ranks = False
             warn_of_ranks(self.dataset)
@@ -140,7 +139,7 @@ class SeedSession(Session):
             try:
                 run, start = self._run(engine, plan, start)
                 progress, scouts = epochs.progress_type(start, plan), self.measures.meter.scouts
-                # Called before workers have anything to do. Its threads start only after the workers were forked.
+                # Before the workers have anything to do. The foresight's threads start only after the workers forked.
                 self.foresight = foresee(self.foresight, self.dataset, plan, progress, scouts)
                 reader = kind(self, engine, run, progress)
                 reader.start()
@@ -160,11 +159,10 @@ class SeedSession(Session):
         return plan.rest(start.consumed, start.steps) if start.begun and isinstance(plan, ComputedPlan) else plan
 
     def batches(self) -> IndexedBatches:
-        """Begins the next epoch. The reader's items are `Batch`es."""
         return self.begin(CommitBatches if self.options.commit else IndexedBatches)
 
     def made(self, data: Any, rows: int, **about: Any) -> Batch[Any]:
-        """Returns the item of `batches()` for a batch of `rows` rows. `about` sets the other fields of `Batch`."""
+        """Makes a `Batch` for `batches()`. `rows` is the number of rows in `data`. `about` holds the other fields."""
         return Batch(data, **about)
 
     def commit(self, batch: Batch[Any]) -> None:
@@ -201,7 +199,10 @@ class SeedSession(Session):
         return explained(plan, self.dataset, number, int(step))
 
     def _plan_in_use(self, epoch: int, step: int) -> ComputedPlan | None:
-        """Returns the plan of the epoch that began last, if it has this step. Its windows are already computed."""
+        """Returns the current plan if it contains the given step, otherwise None.
+
+        Unlike a new plan, the current plan has already computed its windows.
+        """
         progress = self.epochs.progress
         plan = None if progress is None or progress.epoch != epoch else progress.plan
         return plan if isinstance(plan, ComputedPlan) and plan.first_step <= step else None
@@ -222,7 +223,7 @@ class SeedSession(Session):
         return engine or self.hire(self)
 
     def _run(self, engine: Engine, plan: AnyPlan | None, start: State) -> tuple[Run, State]:
-        """Returns the next epoch's run, prefetched if it is still valid, and the state that it starts from."""
+        """Returns the next epoch's run and starting state. Uses the prefetched run if it is still valid."""
         epochs, feed, run = self.epochs, self.feed, engine.ahead
         if run is None or run.epoch != epochs.next or run.plan != plan or start.begun or epochs.loaded is not None:
             copied = feed.one_reader and engine.backend.copies_dataset
@@ -253,7 +254,7 @@ class SeedSession(Session):
 
     @property
     def crew_size(self) -> int:
-        """The number of workers. If it is 0, tasks run in the calling process."""
+        """The number of workers, or 0 if tasks run in the calling process."""
         number = self.options.num_workers
         return min(number, 1) if self.feed.one_reader else number
 
@@ -326,7 +327,10 @@ class SeedSession(Session):
 
     @never_ends
     def load(self, state: Mapping[str, Any]) -> None:
-        """Makes the next epoch continue from this state. Raises StateError and changes nothing if it does not fit."""
+        """Makes the next epoch continue from `state`.
+
+        If `state` does not fit, raises StateError and changes nothing.
+        """
         parsed, history = State.parse(state), self.feed.history
         if history is not None:
             if not isinstance(parsed.dataset, Mapping):
@@ -362,7 +366,7 @@ class SeedSession(Session):
         self.epochs.load(resume)
 
     def _fitting(self, state: State) -> State:
-        """Converts the state to this loader's number of ranks. Raises StateError if it does not fit the loader."""
+        """Adapts `state` to this loader's number of ranks. Raises StateError if `state` does not fit the loader."""
         plan, about = self.feed.plan(state.seed or 0), self._about()
         if state.begun:  # or a later epoch
             about["sampler"] = content(plan, about["length"])
@@ -394,7 +398,6 @@ class SeedSession(Session):
 
     @cached_property
     def _about_settings(self) -> dict[str, Any]:
-        """The part of `_about` that stays the same. It is computed once."""
         options = self.options
         # Without `on_error`: a run that was stopped by a bad sample can be resumed with another value.
         return {
@@ -405,14 +408,11 @@ class SeedSession(Session):
             **options.by_length(),
         }
 
-    # Changes while it runs.
+    # Changes to a running loader.
 
     @never_ends
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
-        """Changes the dataset in this process and in every worker.
-
-        The change is either a call of `change` with the dataset, or new values for some of its attributes.
-        """
+        """Calls `change(dataset)`, or sets attributes of the dataset, in this process and in every worker."""
         if (change is None) == (not attributes) or not (change is None or callable(change)):
             raise TypeError("update() takes either a function that takes the dataset, or attributes to set.")
         if self.feed.history is not None and "weights" in attributes:
@@ -431,9 +431,9 @@ class SeedSession(Session):
         self._length = self.feed.length()
 
     def _reweigh(self, weights: Mapping[str, float]) -> None:
-        """Changes the weights of a mixture from the first position that can still change.
+        """Changes a mixture's weights, and recomputes the steps, from the first sample that can still change.
 
-        The later steps are computed again. Workers need not be told, because keys do not depend on weights.
+        The workers need not know the weights, because a key stands for the same sample whatever the weights are.
         """
         errors: list[Exception] = []
 
@@ -447,7 +447,7 @@ class SeedSession(Session):
                     history, window = self.feed.history, self.options.window or WINDOW
                     assert history is not None
                     self.feed.history = history.changed(epoch, opened.position, weights, self.seed, window)
-                except Exception as error:  # raised here, it would end the engines
+                except Exception as error:  # raising it here would end the engines
                     errors.append(error)
                     return
                 self.reweighed.append((epoch, opened.step))
@@ -462,14 +462,13 @@ class SeedSession(Session):
             raise errors.pop()
 
     def _reader_of(self, progress: Progress | None, held: list[Engine]) -> SeedReader | None:
-        """Returns the reader of this epoch, if it uses one of these engines."""
         reader = None if self._reader is None else self._reader()
         if reader is None or reader.position is not progress or not any(map(reader.is_on, held)):
             return None
         return reader
 
     def _first_open(self, current: Progress | None) -> tuple[int, FirstOpen]:
-        """Returns the first position whose sample can still change, with its epoch."""
+        """Returns the epoch and the position of the first sample that can still change."""
         # The committed steps of later epochs must stay as they were.
         last = next((each for each in reversed(self.epochs.later) if each.begun), None)
         if current is not None and last is None:
@@ -484,7 +483,7 @@ class SeedSession(Session):
         return epoch, plan.first_open(epoch, beyond[-1] + 1 if beyond else steps)
 
     def _redraw(self, progress: Progress, reader: SeedReader) -> None:
-        """Computes the remaining steps again, because the order has changed."""
+        """Recomputes the remaining steps after the order has changed."""
         before, first = progress.plan, progress.steps
         assert isinstance(before, ComputedPlan)
         # Not from the beginning of the epoch, because all windows since then would be computed again.
@@ -500,7 +499,7 @@ class SeedSession(Session):
             self.foresight.start()
 
     def set_num_workers(self, number: int) -> None:
-        """Sets the number of workers. If it was "auto", automatic tuning stops."""
+        """Sets the number of workers, and stops tuning it if it was "auto"."""
         now = self.options.num_workers
         if not is_int(number, 1) or not now:
             raise ValueError(
@@ -576,11 +575,7 @@ def _planned(feed: Feed, epochs: Epochs, reweighed: list[tuple[int, int]]) -> di
 
 
 def feed_for(dataset: Any, given: dict[str, Any]) -> Feed:
-    """Checks the arguments of a loader, and returns its feed.
-
-    The feed obtains samples by key, from a stream, or from the light items of a stream. It makes the plan of each
-    epoch, draws its steps, and says how a worker fetches the samples of a step.
-    """
+    """Checks a loader's arguments. Returns its feed, the object that obtains the samples."""
     options = Options.resolve(is_stream=is_stream(dataset), **given)
     refuse_samplers(dataset, given["sampler"], given["batch_sampler"])
     return feed_of(dataset, options, has_load=hasattr(dataset, "load"))

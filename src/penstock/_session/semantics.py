@@ -33,18 +33,18 @@ class Semantics(Protocol):
     def max_errors(self) -> int | None: ...
     @property
     def deliver(self) -> Callable[[Any], Any] | None:
-        """A function that converts each batch before the caller gets it, or None."""
+        """A function that converts each batch for the caller, or None."""
 
 
 class Position(Protocol):
-    """The position in an epoch. A reader reports each step to it."""
+    """The position in an epoch. A reader reports each step to this object."""
 
     def passed(self, step: int, mark: bytes | None, worker: int, /) -> None:
-        """Records that a step was handed out, as a batch or an error. `mark` is the position after it."""
+        """Records that a step was handed out, as a batch or an error. `mark` is the saved position after the step."""
 
     def finish(self, end: bytes | None, ends: Mapping[int, bytes], /) -> None:
-        """Records that the caller has been told that the epoch is over.
+        """Records that the caller has been told of the epoch's end.
 
-        `end` is the mark (the saved position of a stream) where the next epoch begins. `ends` has such a mark for
-        each worker that reads its own stream.
+        `end` is the saved stream position at which the next epoch begins. If each worker reads its own
+        stream, `ends` holds one such position per worker.
         """

@@ -1,4 +1,4 @@
-"""The part of a loader that is the same for penstock's and torch's semantics."""
+"""The part of a loader that penstock's and torch's semantics share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """The engines and statistics of a loader. It has no reference to the loader, which would keep workers alive."""
+    """A loader's engines and statistics.
+
+    A session does not refer to the loader, because a reference would keep the workers alive.
+    """
 
     def __init__(self, name: str, settings: Callable[[], Mapping[str, Any]]) -> None:
         self.runs = itertools.count()  # numbers the runs
@@ -24,7 +27,7 @@ class Session:
         self.measures = Measures(name, settings, self.engines.ours)
 
     def hire(self, semantics: Semantics) -> Engine:
-        """Creates an engine with these semantics. Its workers start when an epoch is opened."""
+        """Creates an engine that follows `semantics`. The workers start when an epoch is opened."""
         job = semantics.job()
         backend = semantics.backend(job)
         try:
@@ -36,16 +39,13 @@ class Session:
         return engine
 
     def tick(self, engine: Engine) -> None:
-        """Updates the measurements.
-
-        The thread that reads from this engine calls this several times a second, between two `next` calls.
-        """
+        """Updates the measurements. The thread that reads from the engine calls this several times a second."""
         self.measures.tick()
 
     knows_end = True  # False for a stream, whose last batch is not known in advance
 
     def take_back(self) -> None:
-        """Ends the epochs of iterators that have handed out their last batch but not raised StopIteration.
+        """Ends the epochs of iterators that have handed out their last batch but not yet raised StopIteration.
 
         About half of all training loops take a fixed number of batches and never call `next()` again.
         """
@@ -64,7 +64,7 @@ class Session:
         return [worker for engine in self.engines.all() for worker in engine.backend.workers]
 
     def close(self) -> None:
-        """Stops the workers. A later epoch starts new ones."""
+        """Stops the workers. A later epoch starts new workers."""
         self.take_back()  # an iterator that has handed out its last batch is at its end, and must not raise
         self.engines.close()
         self.measures.close()

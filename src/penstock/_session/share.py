@@ -1,4 +1,4 @@
-"""One epoch for several consumers. Each batch goes to one of them, and each sample is read only once."""
+"""One epoch for several consumers. Each batch goes to one of the consumers, and each sample is read only once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Consumer(AbstractContextManager["Consumer"]):
 
 
 class _Item(NamedTuple):
-    """A batch or a NoBatch, and the steps that count as handed out with it."""
+    """A batch or a NoBatch, with the steps that are reported as handed out once a consumer receives it."""
 
     steps: list[tuple[int, bytes | None, int]]
     batch: Any
@@ -56,7 +56,7 @@ _ENDED = _Item([], END)
 
 
 class _NextCall:
-    """One call of `next()`. If it is interrupted, the batch in `item` is lost, because no queue has it any more."""
+    """A call to `next()`. If the call is interrupted, the batch in `item` is lost: no queue contains that batch."""
 
     item: _Item | None = None
 
@@ -64,8 +64,8 @@ class _NextCall:
 class SharedEpoch:
     """An epoch that several consumers read.
 
-    It has only weak references to its consumers: a consumer that is garbage collected leaves the epoch. The reader
-    reports each step to this object, and not to the epoch's position, because a batch that still waits for its
+    The epoch holds only weak references to its consumers: a consumer that is garbage collected leaves the epoch. The
+    reader reports each step to this object, not directly to `position`, because a batch that is still waiting for its
     consumer does not count as handed out.
     """
 
@@ -83,7 +83,7 @@ class SharedEpoch:
         self._left: deque[_Item] = deque()  # items of consumers that have left
         self._turn = 0
         self._ended = False
-        self._ended_by = ""  # what interrupted a call of next()
+        self._ended_by = ""  # what interrupted a call to next()
         self.consumers: list[weakref.ref[Consumer]] = []  # by number
 
     def passed(self, step: int, mark: bytes | None, worker: int) -> None:
@@ -152,7 +152,10 @@ class SharedEpoch:
         return min((number for number in self._queues if number >= self._turn), default=min(self._queues))
 
     def _read(self, call: _NextCall) -> None:
-        """Puts the next batch or its error into `call.item`, or None at the end. Raises any other error."""
+        """Stores the next batch in `call.item`, which stays None at the end of the epoch.
+
+        If a step failed, its error is stored in place of the batch. Any other error is raised.
+        """
         if self._left:
             call.item = self._left[0]
             self._left.popleft()
@@ -194,7 +197,7 @@ class SharedEpoch:
             self._changes.tell()
 
     def _wake(self) -> None:
-        """Wakes all consumers. Ends the epoch if every batch was handed out or every consumer has left."""
+        """Wakes all consumers. Ends the epoch once every batch has been handed out or every consumer has left."""
         if self._ended and not self._left and not any(self._queues.values()):
             self._position.finish(*self._end)
         if not self._queues and self._reading is None:

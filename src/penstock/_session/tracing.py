@@ -1,4 +1,4 @@
-"""Writes a trace of what a loader's caller and workers do. Its code runs once per task, not once per batch."""
+"""Writes a trace of what a loader's caller and workers do. A task with several batches is traced as a whole."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.stats._trace import Trace
 
 
 class Tracing(AbstractContextManager["Tracing"]):
-    """The trace that `loader.trace(path)` returns. It ends with its `with` block, a `close()`, or the program."""
+    """The trace that `loader.trace(path)` returns. It ends at `close()`, after the `with` block, or at exit."""
 
     def __init__(
         self, path: str | os.PathLike[str], name: str, worker: str, crews: Callable[[], Iterable[MeasuredCrew]]
@@ -34,7 +34,7 @@ class Tracing(AbstractContextManager["Tracing"]):
 
     @property
     def closed(self) -> bool:
-        """True after `close()`, or if writing stopped early because the disk was full or the file too large."""
+        """True after `close()`, or once writing has stopped early, for example because the disk was full."""
         return self._trace.closed
 
     def follow(self, crew: MeasuredCrew) -> None:
@@ -57,7 +57,7 @@ class Tracing(AbstractContextManager["Tracing"]):
 
 
 class CrewTracer:
-    """Traces one crew. It has no reference to the engine, which would keep the workers alive."""
+    """Traces one crew. A tracer does not refer to the engine, because a reference would keep the workers alive."""
 
     def __init__(self, trace: Trace, worker: str, course: Course | None, gauges: Gauges) -> None:
         self._trace, self._worker, self._course, self._gauges = trace, worker, course, gauges
@@ -67,7 +67,7 @@ class CrewTracer:
         gauges.trace(True)
 
     def asked(self, answered: int, now: int) -> None:
-        """Records that the caller has finished with a batch and asks for the next one."""
+        """Records that the caller has finished with the last task and asks for the next batch."""
         self._trace.span("work", answered, now, **_which(self._task))
 
     def delivers(self, seq: int) -> None:

@@ -1,4 +1,4 @@
-"""Passes counters of the caller and its workers to the tuner, and sets the number of workers that it decides on."""
+"""Passes the counters of the caller and the workers to the tuner, and the tuner's decisions to the session."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.stats._machine import machine
 # Limit without `max_workers=`. (Workers that compute are limited by the number of processors, too.)
 _MOST_WORKERS = 32
 _MOST_PREFETCH = 16
-# The number of workers whose waiting time for a processor is read: a sample, because reading it takes 20 µs each.
+# How many workers' waiting times for a processor are read. Not all, because each takes 20 µs to read.
 _SOME = 4
 
 
@@ -82,7 +82,7 @@ class Tuning:
         )
 
     def _started(self, engine: Engine) -> int:
-        """Returns how many workers have done a step. The tuner waits for all, because first steps may be slow."""
+        """Returns how many workers have done a step. The tuner waits for all, because a first step may be slow."""
         rows = {seat: engine.backend.gauges.counts(seat) for seat in engine.seats}
         for seat, row in rows.items():
             if seat not in self._births or self._births[seat][0] != row.born:

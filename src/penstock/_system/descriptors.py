@@ -26,7 +26,7 @@ def close_in_child(*fds: int) -> None:
 
 
 def forget(*fds: int) -> None:
-    """Undoes `close_in_child`. Call it before closing a descriptor, because the number may be used again."""
+    """Undoes `close_in_child`. Call this before `os.close`: the number of a closed descriptor may be reused."""
     with _guard:
         _kept_from_children.difference_update(fds)
 
@@ -39,7 +39,7 @@ def close(*fds: int) -> None:
 
 
 def open_memfd(name: str) -> int:
-    """Creates a memfd that is closed in forked children. It can be sealed with `trust.seal`."""
+    """Creates a memfd that is closed in forked children and can be sealed with `trust.seal`."""
 
     def made() -> int:
         with no_fork():
@@ -51,7 +51,7 @@ def open_memfd(name: str) -> int:
 
 
 def no_fork() -> AbstractContextManager[bool]:
-    """Returns a context manager that prevents other threads from forking. No lock may be taken in its block."""
+    """Returns a context manager that prevents other threads from forking. No lock may be taken inside the block."""
     return _guard
 
 

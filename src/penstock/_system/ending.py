@@ -1,7 +1,8 @@
 """Raises the exceptions of penstock's iterators: StopIteration at the end, or an error in place of a batch.
 
-Inside penstock, both are values, which only this module turns into exceptions. So a StopIteration that arrives here
-comes from the user's code. It is reported as an error, because the caller would mistake it for the end of the epoch.
+Inside penstock, errors and the end of an iteration are values, and only this module raises exceptions. So a
+StopIteration that arrives here comes from the user's code. It is replaced by a RuntimeError, because the caller would
+mistake a StopIteration for the end of the epoch.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ END = NoBatch(None)
 
 
 def raises_instead(take: Callable[[S], T | NoBatch]) -> Callable[[S], T]:
-    """Turns a method that may return a NoBatch into a `__next__` method, which raises an exception instead."""
+    """Turns a method that may return a NoBatch into a `__next__` method that raises an exception instead."""
 
     @wraps(take)
     def raising(self: S) -> T:
@@ -79,7 +80,7 @@ def never_ends(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def _not_the_end(error: StopIteration) -> RuntimeError:
-    """Returns the RuntimeError that replaces a StopIteration. It keeps the notes, which name the sample."""
+    """Returns a RuntimeError to replace a StopIteration. Copies the notes, which name the sample."""
     wrong = RuntimeError(_NOT_THE_END)
     notes = _dict_of(error).get("__notes__")
     if isinstance(notes, list):
@@ -88,4 +89,4 @@ def _not_the_end(error: StopIteration) -> RuntimeError:
 
 
 RAISING = raises_instead(id).__code__
-"""Code object of the function that raises errors in place of batches, used to find its frame in tracebacks."""
+"""The code object of the function that raises errors in place of batches (see `forget_earlier`)."""

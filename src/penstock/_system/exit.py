@@ -6,8 +6,8 @@ the GIL; and it clears the modules, in an order that depends on their references
 
 - Open objects are closed by an atexit function, while everything still works.
 - No thread of penstock is left when Python ends daemon threads (see `threads`).
-- Once the atexit function has started, finalizers do nothing (see `interrupts.over`), because the globals that they
-  need may be gone. The operating system releases whatever is left.
+- Once the atexit function has started, finalizers do nothing (see `interrupts.over`). A finalizer might need
+  globals that are gone. The operating system releases whatever is left.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from penstock._system.interrupts import LiveObjects, interrupts_deferred, over
 
 class _Open(Protocol):
     def at_exit(self) -> None:
-        """Closes the object. Only daemon threads may still be using it, because other threads have ended."""
+        """Closes the object. Only daemon threads can still be using it, because all other threads have ended."""
 
 
 _open = LiveObjects[_Open]()
 
 
 def ends_at_exit(one: _Open) -> None:
-    """Registers an object. When the interpreter exits, `at_exit()` is called on the object if it is still alive."""
+    """Registers an object whose `at_exit()` is called when the interpreter exits, if the object is still alive."""
     _open.add(one)
 
 
@@ -47,7 +47,7 @@ def _end_all() -> None:
 
 
 def rest_if_over() -> None:
-    """Blocks a daemon thread of the user's forever if the program is exiting."""
+    """Blocks forever if the program is exiting and the current thread is one of the user's daemon threads."""
     thread = threading.current_thread()
     if over and thread.daemon and thread not in threads.running:
         # Python will end the thread soon. Until then, an error about a closed object would only be noise.

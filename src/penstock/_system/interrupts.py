@@ -1,19 +1,20 @@
-"""Protection against interrupts: Python signal handlers that raise, such as the one for Ctrl-C.
+"""Protection against interrupts, which are exceptions raised by signal handlers, such as KeyboardInterrupt.
 
 CPython runs a handler in the main thread, between two instructions: at the start of a Python function, at a backward
-jump, and after a call of C code. In the last case, the result of the call is lost. CPython runs no handler at an
+jump, and after a call to C code. In the last case, the result of the call is lost. CPython runs no handler at an
 assignment, at an attribute access, at the return of a Python function, or at the entry and exit of `with` on a lock.
-(This is true for Python 3.11 to 3.13, where the opcodes RESUME, JUMP_BACKWARD and CALL run handlers.) Four rules:
+(This is true for Python 3.11 to 3.13, where the opcodes RESUME, JUMP_BACKWARD and CALL run handlers.) So penstock
+follows four rules:
 
 - A resource is registered with its owner before it is acquired, or is acquired by `acquire`. Calling a class counts
-  as a call of C code, so a new object can be lost, too. Therefore, an object that acquires something in its
+  as a call to C code, so a new object can be lost, too. Therefore, an object that acquires something in its
   constructor first adds itself to a list that its owner holds.
 - A temporary change is undone by `with_loan`, in a `finally` of the function that made the change. A context manager
   written in Python cannot do this, because the interrupt may come at the entry of its `__exit__`.
-- A resource is released under `interrupts_deferred`.
-- A late import goes through `import_whole`.
+- A resource is released inside a block of `interrupts_deferred`.
+- A late import uses `import_whole`.
 
-Threads wait for each other with `InterruptSafeCondition`, and not with a Condition or an Event from `threading`.
+Threads wait for each other with `InterruptSafeCondition`, not with a Condition or an Event from `threading`.
 docs/decisions/0022 gives the reasons, and tests/faults/test_interrupts.py interrupts at each of these points.
 """
 
@@ -61,8 +62,8 @@ def set_blocked_signals(numbers: Collection[int]) -> None:
 class interrupts_deferred:
     """Context manager that delays Python signal handlers until the end of its block.
 
-    All handlers are delayed, because any of them may raise. It has no effect outside the main thread, or inside
-    another such block. It takes about 4 µs.
+    All handlers are delayed, because any of them may raise. The context manager takes about 4 µs. It has no effect
+    outside the main thread or inside another such block.
     """
 
     # The signal mask does not help, because another thread would receive the signal, and Python would still run the
@@ -122,7 +123,10 @@ class interrupts_deferred:
 
 
 class interrupts_after(interrupts_deferred):
-    """The `interrupts_deferred` of finalizers, which cannot raise: handlers run when this object is freed."""
+    """A variant of `interrupts_deferred` for finalizers, which cannot raise exceptions.
+
+    The delayed handlers run when the context manager itself is freed.
+    """
 
     __slots__ = ("_again",)
 
@@ -172,10 +176,7 @@ _numbers = count()
 
 
 def free_at_end(of: object, action: Callable[[], object]) -> None:
-    """Does the same as `call_at_end`, but the caller need not keep the reference.
-
-    `action` must not refer to the object.
-    """
+    """Like `call_at_end`, but the caller need not keep a returned object. `action` must not refer to `of`."""
     # A weak reference that only the object keeps alive may be gone too early: numpy 2.5 releases an array's base
     # before it calls the weak references to the array.
     number = next(_numbers)
@@ -184,7 +185,7 @@ def free_at_end(of: object, action: Callable[[], object]) -> None:
 
 
 class LiveObjects(Generic[T]):
-    """A kind of WeakSet that does not run Python code when an object is deallocated."""
+    """A set of weak references that, unlike WeakSet, runs no Python code when an object is deallocated."""
 
     __slots__ = ("_references",)
 
@@ -207,7 +208,7 @@ class LiveObjects(Generic[T]):
 
 
 over: list[bool] = []
-"""Empty until the program begins to exit (see `_system/exit.py`)."""
+"""This list is empty until the program begins to exit (see `_system/exit.py`)."""
 
 
 def finalizer(release: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -247,7 +248,7 @@ _latest: deque[CallAtEnd] = deque(maxlen=64)
 
 
 def _raised_with_the_end_of(number: int) -> _Token:
-    """Returns a token. Deallocating the token makes the signal `number` pending again."""
+    """Returns a token whose deallocation makes the signal `number` pending again."""
     token = _Token()
     # `raise_signal` and `os.kill` would run the handler before they return.
     _latest.append(call_at_end(token, partial(_interrupt_main, number)))
@@ -255,7 +256,7 @@ def _raised_with_the_end_of(number: int) -> _Token:
 
 
 def acquire(take: Callable[[], T], give_back: Callable[[T], object]) -> T:
-    """Returns the result of `take()`. If an interrupt prevents that, the result is passed to `give_back`.
+    """Returns the result of `take()`. If an interrupt prevents the return, passes the result to `give_back`.
 
     `take` must be short, because signal handlers are delayed while it runs. Assign the result directly to a variable,
     and do not call this function with `*args`: Python runs such a call as C code, and an interrupt right after it
@@ -290,7 +291,7 @@ class Loan(Protocol):
 
 
 def with_loan(loan: Loan, work: Callable[..., T], *args: Any) -> T:
-    """Calls `loan.begin()`, then `work(*args)`, and in any case `loan.end()`. Returns the result of `work`."""
+    """Calls `work(*args)` between `loan.begin()` and `loan.end()`, and returns the result. `end` is always called."""
     try:
         loan.begin()
         return work(*args)
@@ -311,8 +312,8 @@ LOOK_AGAIN = 1.0
 class InterruptSafeCondition:
     """A condition variable whose lock is never left locked by an interrupt.
 
-    The `with` statement of a Condition or an Event from `threading` runs Python code, so an interrupt could leave its
-    lock locked forever. Here, a thread takes a bell (a lock that the next change releases), and waits for it:
+    A Condition or an Event from `threading` runs Python code around its lock, so an interrupt could leave the lock
+    locked forever. Here, a thread takes a bell (a lock that the next `tell` releases) and waits for the bell:
 
         while True:
             with changes.lock:

@@ -1,4 +1,4 @@
-"""Describes the system's limits on processes and threads in error messages."""
+"""Finds the amount of memory, the number of CPUs and, for error messages, the limits on processes and threads."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from penstock._system.trust import processes
 
 
 def no_more_processes(error: OSError) -> OSError:
-    """Returns the error to raise after a failed fork. For EAGAIN, it names the system's limits."""
+    """Returns the error to raise after a failed fork. For EAGAIN, the message gives the system's limits."""
     if error.errno != errno.EAGAIN:
         return error
     return OSError(error.errno, f"A worker process could not be started: {room_for_tasks()}")
 
 
 def room_for_tasks() -> str:
-    """Returns a message with the number of processes and threads, the limits on them, and what to do."""
+    """Returns a message that says how many processes and threads exist, how many are allowed, and what to do."""
     found = []
     if HAS_PROCESSES and (limit := resource.getrlimit(resource.RLIMIT_NPROC)[0]) != resource.RLIM_INFINITY:
         found.append(f"this user may have {limit:,} processes and threads (ulimit -u), and has {_of_this_user():,}")
@@ -46,7 +46,7 @@ def _number(path: str) -> int:
 
 
 def memory_of_machine() -> int:
-    """Returns the size of the memory in bytes. If it is unknown, as on Windows, returns more than any machine has."""
+    """Returns the machine's memory in bytes. On Windows, returns a number larger than the memory of any machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 62
 
 

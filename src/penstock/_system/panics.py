@@ -1,7 +1,7 @@
 """Turns panics, the errors of libraries written in Rust (polars, tokenizers, obstore), into ordinary errors.
 
-The type of a panic is not derived from `Exception` and cannot be imported from any module, so `except Exception` does
-not catch a panic.
+`except Exception` does not catch a panic, because its type is not derived from `Exception`. No module
+exports that type.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def ordinary(error: BaseException) -> BaseException:
 
 
 def raise_ordinary(error: BaseException) -> None:
-    """Raises a PanicError if the error is a Rust panic. Otherwise does nothing."""
+    """Raises a PanicError if the error is a Rust panic."""
     if (made := ordinary(error)) is not error:
         raise made from error
 

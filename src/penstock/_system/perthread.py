@@ -1,4 +1,4 @@
-"""Counters of which each thread has its own, because threads that add to the same one would lose some of the sums."""
+"""One object per thread, such as a counter: if threads shared a counter, some increments would be lost."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ T = TypeVar("T")
 
 
 class PerThread(Generic[T]):
-    """One object for each thread, made by `make` when the thread first asks for it. Any thread may read them all.
+    """One object per thread, made by `make` when the thread first asks for it. Any thread may read all objects.
 
-    A lock was rejected: a thread may hold it when the process is forked, and a finalizer may need it again.
+    A single object with a lock was rejected. There would be a deadlock if the process forked while a thread held the
+    lock, or if a finalizer that needs the lock ran in a thread that held the lock.
     """
 
     __slots__ = ("_by_thread", "_make")

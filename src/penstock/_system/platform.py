@@ -1,8 +1,8 @@
-"""The system calls that penstock uses but macOS or Windows lack, and their replacements.
+"""The system calls that penstock uses but that macOS or Windows lacks, and their replacements.
 
-Worker processes, and all memory and locks that processes share, need Linux. Everything else runs wherever Python
-does. So modules that run everywhere import the names below from here, and not from `os`. Modules that only worker
-processes need use `os` itself. Each constant depends on a system call and not on the name of the system. See
+Worker processes need Linux, as do memory and locks that processes share. Everything else runs wherever Python does.
+So modules that run everywhere import the names below from this module instead of from `os`. Only modules for worker
+processes use `os` itself. The constants depend on what `os` and `fcntl` offer, not on the name of the system. See
 docs/decisions/0058.
 """
 
@@ -17,7 +17,6 @@ from typing import Any
 
 
 def _module(name: str) -> Any:
-    """Returns a module of the standard library, or None on a system without it."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -25,23 +24,21 @@ def _module(name: str) -> Any:
 
 
 SYSTEM = {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
-"""The name of the operating system, as messages show it."""
 
 # None on Windows. On macOS, `fcntl` lacks seals and the locks of open files.
 fcntl, resource, pwd, grp = map(_module, ("fcntl", "resource", "pwd", "grp"))
 
 HAS_PROCESSES = all(hasattr(os, name) for name in ("fork", "memfd_create", "pidfd_open"))
-"""True if worker processes can run here, memory can be shared with other processes, and `/proc` describes them."""
+"""True if worker processes can run here, memory can be shared between processes, and `/proc` describes processes."""
 
 HAS_LOCKS = hasattr(fcntl, "F_OFD_SETLK")
-"""True if a lock can belong to an open file, as the cache of remote files needs it. Only Linux has such locks."""
+"""True if a lock can belong to an open file. The cache of remote files needs such locks, which only Linux has."""
 
 HAS_OWNERS = hasattr(os, "geteuid")
-"""True if the owner and the mode of a file say who may write it. On Windows, they say nothing."""
+"""True if a file's owner and mode say who may write to the file. False on Windows."""
 
 
 def _constant(module: Any, name: str) -> int:
-    """Returns a constant, or 0 if the module lacks it."""
     found: int = getattr(module, name, 0)
     return found
 
@@ -82,6 +79,6 @@ pread: Callable[[int, int, int], bytes] = getattr(os, "pread", _pread)
 
 
 def advise_to_read(fd: int, start: int, length: int) -> None:
-    """Tells the kernel that this range of a file will be read soon, on systems that take such advice."""
+    """Tells the kernel that this range of a file will be read soon. Does nothing without `os.posix_fadvise`."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, start, length, os.POSIX_FADV_WILLNEED)

@@ -18,7 +18,7 @@ _WORDS = re.compile(
 
 
 def is_shortage(error: BaseException | None) -> bool:
-    """True if the error was caused by a shortage, so that a retry or another machine may succeed."""
+    """True if the error was caused by a shortage. The same work may succeed later or on another machine."""
     # An error that was raised `from` a shortage counts as well, except a FormatError, which says that a file is
     # damaged.
     while error is not None and not isinstance(error, FormatError):

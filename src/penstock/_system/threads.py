@@ -1,8 +1,8 @@
 """Threads that penstock runs in the caller's process. They end before the interpreter does.
 
-They are daemon threads, so that a program can exit while such a thread only waits for work. But Python may end a
+They are daemon threads, so that a program can exit while such a thread is only waiting for work. But Python may end a
 daemon thread at any point by unwinding its stack, which aborts the process if C++ or Rust code (for example torch's)
-is on the stack. So at exit, each thread is told to end, and may finish its current sample.
+is on the stack. So at exit, each thread is told to end, and has time to finish its current sample.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from penstock._system.limits import room_for_tasks
 from penstock._system.platform import HAS_PROCESSES, register_at_fork
 
 GRACE = 1.0
-"""Seconds that a prefetcher's `close()` waits for its thread, which finishes in the background if it takes longer."""
+"""Seconds that a prefetcher's `close()` waits for its thread. A slower thread finishes in the background."""
 
 PATIENCE = 2.0
-"""Seconds after which the interpreter's exit stops waiting for a thread that has used no CPU time.
+"""Seconds after which the interpreter, at exit, stops waiting for a thread that has used no CPU time.
 
-Such a thread waits for something that may never come, such as a network response, and cannot abort the process while
-it waits. For a thread that computes, the exit waits without a limit, as `concurrent.futures` does.
+Such a thread is waiting for something that may never happen, such as a network response, and cannot abort the process
+while it waits. If a thread keeps computing, the interpreter waits without limit, as it does for `concurrent.futures`.
 """
 
 _SILENCE = 10.0  # seconds of waiting at exit before a line on standard error says why
 
 
 def has_gil() -> bool:
-    """False on a Python without the GIL, unless an import has turned it on."""
+    """False on a Python without the GIL, unless an import has turned the GIL on."""
     return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
 
 
@@ -43,7 +43,7 @@ _ended: list[bool] = []  # not empty once the exit has ended all threads
 
 
 def started(name: str, work: Callable[[], None], stop: Callable[[], object]) -> threading.Thread:
-    """Starts a daemon thread that runs `work`. `stop` tells it to end soon, and may be called from any thread."""
+    """Starts a daemon thread that runs `work`. Any thread may call `stop`, which must tell the new one to end."""
     if _ended:
         raise RuntimeError(
             "The program is ending, so penstock can start no more threads: they would be cut off in the middle of a "
@@ -76,7 +76,6 @@ def started(name: str, work: Callable[[], None], stop: Callable[[], object]) -> 
 
 @atexit.register
 def end_all() -> None:
-    """Tells all threads to end and waits for them, when the interpreter exits."""
     said = time.monotonic() + _SILENCE
     # One after the other, oldest first: an older thread may wait for a batch that a younger thread makes.
     while oldest := [*running.copy().items()][:1]:

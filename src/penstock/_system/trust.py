@@ -1,15 +1,16 @@
 """Decides whether a file, folder or memfd may be trusted, and creates private files and folders.
 
-Other users can put any file under any name into a folder that they may write to, give a memfd any name, and make a
-set-uid program such as `su` hold it open. So penstock judges a file by what the kernel says about the open file, and
-never by its name or by the process that holds it:
+Other users can put any file under any name into a folder that they may write to. They can also give a memfd any
+name, and make a set-uid program such as `su` hold the memfd open. So penstock judges a file by what the kernel says
+about the open file, and never by its name or by the process that holds it:
 
 - The owner is this user or root, and no other user may write to the file (`check`).
 - A mapped memfd has seals, which cannot be removed, so that it can neither shrink nor change (`open_sealed`).
 - A folder and every folder above it must meet the same conditions as a file (`use_folder`).
 
-New files are opened with O_EXCL, so that no link is followed, and get their mode regardless of the umask. Other
-programs of this user are trusted, but may be suspended at any moment, so waits for them end after LONGEST.
+New files are opened with O_EXCL, so that no link is followed. The umask does not affect their mode. Other
+programs of this user are trusted. But such a program may be suspended at any moment, so penstock never waits for it
+longer than LONGEST seconds.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ WAIT = 5.0
 """Seconds to wait for a program that is suspended, or that should hold a resource only for a moment."""
 
 LONGEST = 60.0
-"""Maximum number of seconds to wait for another program, which may be downloading data for this one."""
+"""Maximum number of seconds to wait for another program, which may be downloading data for this program."""
 
 UNCHANGING = SEAL_SHRINK | SEAL_GROW | SEAL_WRITE
 """Seals of a complete memfd, whose size and content must not change any more."""
@@ -59,10 +60,10 @@ class Untrusted(PermissionError):
 
 
 def check(about: os.stat_result, group: int | None = None, owner: int | None = None, *, ignored: int = 0) -> None:
-    """Raises Untrusted if an untrusted user owns this file or may write it.
+    """Raises Untrusted if an untrusted user owns this file or may write to it.
 
     This user, root, `owner` and the members of `group` are trusted. On Windows, where a file's owner and mode do not
-    say who may write the file, always raises Untrusted.
+    say who may write to the file, always raises Untrusted.
     """
     if not HAS_OWNERS:
         raise Untrusted(f"{SYSTEM} does not say who may write it")
@@ -113,7 +114,7 @@ def open_sealed(path: str, name: str, seals: int, flags: int = os.O_RDONLY, owne
 
 
 def check_beside(path: str, of: str) -> os.stat_result:
-    """Raises Untrusted if a user can write this file but cannot change the file `of` beside it."""
+    """Compares two files in one folder: raises Untrusted if a user may write to `path` but not to `of`."""
     folder, about = os.stat(os.path.dirname(of) or "."), os.lstat(path)
     # A group that may replace any file in the folder is trusted.
     group = folder.st_gid if folder.st_mode & stat.S_IWGRP and not folder.st_mode & stat.S_ISVTX else None
@@ -126,7 +127,7 @@ def check_beside(path: str, of: str) -> os.stat_result:
 
 
 def is_memfd(path: str, name: str) -> bool:
-    """True if a path like /proc/PID/fd/N is a memfd with this name. Raises OSError if there is no such path."""
+    """True if a path like /proc/PID/fd/N leads to a memfd of this name. Raises OSError if the path does not exist."""
     return os.readlink(path) == f"/memfd:{name} (deleted)"
 
 
@@ -138,7 +139,7 @@ def seal(fd: int, seals: int) -> None:
 def processes(user: int) -> Iterator[int]:
     """Yields the ids of a user's processes, except hidden ones (see hidepid in proc(5)).
 
-    A process may have files open that other users can write, so check each file before using it.
+    A process may have opened files that other users can write to, so check each file before using it.
     """
     for pid in os.listdir("/proc"):
         with suppress(OSError):  # it has ended
@@ -150,7 +151,7 @@ def processes(user: int) -> Iterator[int]:
 
 
 def make_file(path: str, group: int | None = None, mode: int = 0o600) -> int:
-    """Creates a new file with the permissions `mode`, or 0o660 if it can be given to `group`."""
+    """Creates a new file with the permissions `mode`, but with 0o660 if the file can be given to `group`."""
     fd = os.open(path, _NEW, 0o600)
     try:
         if group is not None:
@@ -167,7 +168,7 @@ def make_file(path: str, group: int | None = None, mode: int = 0o600) -> int:
 
 
 def open_or_make(path: str, group: int | None = None) -> int:
-    """Opens a private file for reading and writing, creating it if necessary. Raises OSError if that fails."""
+    """Opens a private file for reading and writing, creating it if necessary."""
     while True:
         with suppress(FileNotFoundError):
             return open_ours(path, os.O_RDWR, group)
@@ -225,9 +226,9 @@ def open_named(path: str) -> int:
 
 
 def use_folder(path: str, shared: bool = False) -> int | None:
-    """Creates a folder if it is missing. If `shared` is True, returns the id of the group that may use it.
+    """Creates a folder if necessary. If `shared` is True, returns the id of the group that may use the folder.
 
-    Raises Untrusted if others than this user, root and the group could change or replace the folder.
+    Raises Untrusted if anyone but this user, root and the group could change or replace the folder.
     """
     there = path
     missing = []
@@ -247,7 +248,7 @@ def use_folder(path: str, shared: bool = False) -> int | None:
 
 
 def tighten(path: str, is_ours: Callable[[str], object]) -> None:
-    """Removes other users' permissions from an older penstock's folder, if `is_ours` accepts all names in it."""
+    """Makes a folder from an older penstock version private, unless `is_ours` rejects the name of a file in it."""
     with suppress(OSError):
         about = os.stat(path)
         if about.st_mode & 0o077 and about.st_uid == _user() and all(map(is_ours, os.listdir(path))):
@@ -294,7 +295,7 @@ def _user() -> int:
 
 @cache
 def _strangers() -> int | None:
-    """Returns the id that stands for all users outside this user namespace, or None if there are none."""
+    """Returns the id that stands for all users outside this user namespace, or None if there are no such users."""
     try:
         with open("/proc/self/uid_map") as file:
             if sum(int(line.split()[2]) for line in file) >= 2**32 - 1:

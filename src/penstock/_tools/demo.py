@@ -1,9 +1,9 @@
 """The command `penstock demo`: a small job that checks its own results.
 
-It loads two epochs of random resized crops from a memory-mapped file three times: without workers; with two workers;
-and with a worker that is killed, and a loader that is stopped and resumed with another number of workers. The batches
-of all three runs are hashed and must be equal. If torch is installed, torch's DataLoader does the same job for
-comparison. Where there are no worker processes, the workers are threads, and none is killed.
+Three runs load the same two epochs of random resized crops from a memory-mapped file. The first run has no workers,
+and the second has two. In the third, a worker is killed, and later the loader is stopped and resumed with fewer
+workers. The batches of all three runs are hashed and must be equal. If torch is installed, torch's DataLoader also
+loads two epochs, for comparison. On a system without worker processes, the workers are threads, and none is killed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Sample = tuple[Floats, np.int64]
 
 
 class Pictures:
-    """Random resized crops of pictures, with labels. They are computed in numpy, to keep the workers busy."""
+    """Random resized crops of pictures, with labels. The crops are computed in numpy, to keep the workers busy."""
 
     def __init__(self, folder: Path) -> None:
         self.pixels = np.load(folder / "pixels.npy", mmap_mode="r")
@@ -69,7 +69,7 @@ class Pictures:
 
 
 def _generator() -> np.random.Generator:
-    """Returns the sample's random generator. With torch's loader, it is a new one: those batches are not compared."""
+    """Returns penstock's generator for the sample or, in torch's loader, a new generator."""
     return rng() if at_work.source is not None else np.random.default_rng()
 
 
@@ -143,7 +143,7 @@ def _loader(dataset: Pictures, workers: int) -> DataLoader[Any]:
 
 
 def _troubled(console: Console, dataset: Pictures) -> Generator[Any, None, None]:
-    """Yields the batches of all epochs. Kills a worker, later stops the loader, and resumes with fewer workers."""
+    """Yields the batches of all epochs. Kills a worker, and later stops and resumes with fewer workers."""
     with _loader(dataset, WORKERS) as loader:
         for batches, batch in enumerate(loader, 1):
             yield batch

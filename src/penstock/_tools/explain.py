@@ -18,7 +18,7 @@ from penstock.plan._blocks import WINDOW
 from penstock.plan._windows import MOST_RANKS
 from penstock.source._history import WeightHistory
 
-# The description of a loader whose steps follow from it alone. If a state has more, the plan has more.
+# A state that describes no other settings may be enough to compute the steps. With others, the plan needs the loader.
 _KNOWN = {"kind", "length", "files", "order", "batch_size", "last_batch", "world", "dtype", "sampler"}
 
 
@@ -68,7 +68,7 @@ def _read(path: str) -> Any:
 
 
 def _plan(state: State) -> OrderPlan | None:
-    """Returns the plan that the state describes, or None if the state alone is not enough."""
+    """Rebuilds the plan from the state. Returns None if the state alone is not enough."""
     about, plain = state.about, {"kind", "length", "order", "batch_size", "last_batch", "world", "sampler"}
     more = [name for name, value in about.items() if name not in _KNOWN and value is not None]
     length, order = about.get("length"), about.get("order")
@@ -83,7 +83,7 @@ def _plan(state: State) -> OrderPlan | None:
 
 
 def _plan_of_mixture(state: State, history: WeightHistory) -> OrderPlan | None:
-    """Returns the plan that the state describes, or None if its samples are not those of the mixture itself."""
+    """Rebuilds a mixture's plan from the state. Returns None if the plan does not use the mixture's own order."""
     about = state.about
     if state.seed is None or not {"batch_size", "world"} <= about.keys():
         return None
@@ -102,7 +102,6 @@ _ENDS = {"drop_last": "drop", "padded": "pad", "rollover": "rollover"}
 
 
 def _loaded(name: str, saved: Mapping[str, Any], state: State) -> Any:
-    """Returns the loader with this name, after it has loaded the state."""
     found = target(name)
     if not hasattr(found, "explain") and callable(found):
         check_arguments(found, name)

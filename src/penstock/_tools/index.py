@@ -1,4 +1,4 @@
-"""The command `penstock index`, which writes an index next to tar files, so that samples are found without a scan."""
+"""The command `penstock index`, which writes an index next to tar files. With an index, loading needs no scan."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ def run(paths: Sequence[str], out: str | None, storage: dict[str, Any] | None = 
 
 
 def _index(files: Sequence[AnyFile], indexes: Mapping[Identity, Index], out: str | None) -> int:
-    """Writes the index for tar files in one folder. Entries for other tar files in an existing index are kept."""
+    """Writes the index of one folder's tar files.
+
+    If `out` is None, the folder's existing index is updated, and keeps its entries for tars that are not in `files`.
+    """
     entries = {} if out is not None else _present(files[0])
     made = for_each(lambda file: entry_of(file, indexes[file.identity]), files)
     entries.update(zip((os.path.basename(file.path) for file in files), made, strict=True))
@@ -65,7 +68,7 @@ def _index(files: Sequence[AnyFile], indexes: Mapping[Identity, Index], out: str
 
 
 def _present(file: AnyFile) -> dict[str, Entry]:
-    """Returns the entries of the index in the file's folder, or {} if the index is missing or damaged."""
+    """Returns the entries of the index in the folder of `file`, or {} if the index is missing or damaged."""
     index = neighbour(file, NAME)
     try:
         return {} if index is None else unpacked(index.peek(0, index.size), KIND)
@@ -74,7 +77,7 @@ def _present(file: AnyFile) -> dict[str, Entry]:
 
 
 def _written(file: AnyFile, content: bytes, out: str | None) -> tuple[str, int]:
-    """Writes the index. Returns its location and the exit code: 1 if the remote folder is not writable."""
+    """Writes the index. Returns its path and the exit code: 1 if the folder is remote and cannot be written to."""
     if out is None and isinstance(file, RemoteFile):
         where = f"{folder_of(file)}/{NAME}"
         try:

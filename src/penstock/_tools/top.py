@@ -1,4 +1,4 @@
-"""The command `penstock top`, which shows the user's running loaders, as published by `_measure/page.py`."""
+"""The command `penstock top`, which shows the user's running loaders (published by `_measure/page.py`)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Loader:
         return self.published.stats
 
     def paused(self, now: float) -> float:
-        """Returns the seconds since the loader last published statistics, or 0 if it is not paused."""
+        """Returns how many seconds ago the loader last published statistics, or 0 if the loader is not paused."""
         quiet = now - self.published.at
         return quiet if quiet > QUIET else 0.0
 
@@ -77,7 +77,7 @@ def run(pid: int | None, once: bool) -> int:
 
 
 def loaders(pid: int | None = None, uid: int | None = None) -> list[Loader]:
-    """Returns the running loaders of a user, or of the process `pid`, sorted by process id."""
+    """Returns a user's running loaders, or only those of the process `pid`, sorted by process id."""
     found = {}
     for one in page.find(os.geteuid() if uid is None else uid):
         try:

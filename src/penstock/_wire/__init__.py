@@ -1,1 +1,1 @@
-"""The messages between the caller and its workers, with the code of both sides: sender and receiver."""
+"""The messages between the caller and its workers, and the code that sends and receives them."""

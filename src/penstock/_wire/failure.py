@@ -1,8 +1,8 @@
 """Failures: exceptions that cross a process boundary and keep their type.
 
 In the worker, `Failure.capture` turns an exception into bytes. In the parent, `restore` turns the bytes into an
-exception with the same type, args, attributes and notes. The exception also gets a note that says where it happened,
-and the remote traceback as its cause. Both functions work whatever the exception's own methods do.
+exception with the same type, args, attributes and notes. The exception also gets a note that says where the error
+happened, and the remote traceback as its cause. Both functions work even if the exception's own methods fail.
 
 In a worker that is not a process, `caught` makes a copy instead, because a program may raise the same object many
 times, and in several threads at once.
@@ -49,7 +49,7 @@ class Failure:
 
     @classmethod
     def capture(cls, exc: BaseException, *, where: str, notes: Sequence[str] = ()) -> bytes:
-        """Returns the exception as bytes, with `where` and `notes` added to its notes. This never raises."""
+        """Returns the exception as bytes, with `where` and `notes` as additional notes. This method never raises."""
         exc = ordinary(exc)
         forget_earlier(exc)
         dropped: list[str] = []
@@ -65,7 +65,7 @@ class Failure:
         return dumps(cls(type_name(exc), message, where, text_of(exc), (*own, *dropped, *notes), body))
 
     def exception(self) -> BaseException:
-        """Returns the exception, or a RuntimeError with its name and message if it cannot be rebuilt."""
+        """Returns the exception. If it cannot be rebuilt, returns a RuntimeError with the `name` and `message`."""
         try:
             exc: BaseException = loads(self.body)
             if not isinstance(exc, BaseException):
@@ -93,7 +93,7 @@ def caught(exc: BaseException, *notes: str) -> BaseException:
 
 
 def copied(exc: BaseException, of: Callable[[Any], Any] = lambda value: value) -> BaseException:
-    """Copies `exc`, converting its args and attributes with `of`. If that fails, returns `exc` itself."""
+    """Copies `exc`, converting its args and attributes with `of`. If copying fails, returns `exc` itself."""
     try:
         attributes, slots = ({name: of(each[name]) for name in each} for each in (dict_of(exc), _slots(exc)))
         copy: BaseException = _rebuild(type(exc), of(_args_of(exc)), attributes, slots)
@@ -108,10 +108,7 @@ def copied(exc: BaseException, of: Callable[[Any], Any] = lambda value: value) -
 
 
 def keep(exc: BaseException, *, where: str) -> BaseException:
-    """Returns a copy of `exc` to be stored.
-
-    Its traceback is kept as text, because frames would keep samples alive.
-    """
+    """Returns a copy of `exc` to store. The traceback becomes text, because frames would keep samples alive."""
     exc = ordinary(exc)
     forget_earlier(exc)
     cause = RemoteTraceback(text_of(exc))
@@ -119,10 +116,7 @@ def keep(exc: BaseException, *, where: str) -> BaseException:
 
 
 def _traceless(value: Any) -> Any:
-    """Copies exceptions without their tracebacks, including those in lists, tuples and dicts.
-
-    All other values stay as they are.
-    """
+    """Copies exceptions, even inside lists, tuples and dicts, but not their tracebacks. Keeps all other values."""
     if isinstance(value, BaseException):
         return without_trace(copied(value, _traceless))
     if type(value) is dict:
@@ -137,7 +131,7 @@ def without_trace(exc: BaseException, cause: BaseException | None = None) -> Bas
 
 
 def forget_earlier(exc: BaseException) -> None:
-    """If a caught exception was raised before, removes the earlier frames from its traceback."""
+    """If an exception was raised more than once, removes the older frames from its traceback."""
     # If an object is raised again, Python puts the new frames before the old ones, so its traceback would grow
     # without limit. The old frames begin where the function that catches the exception occurs a second time. They
     # are kept if the frame before them is `RAISING`: then they belong to another loader, which the dataset uses.
@@ -149,7 +143,7 @@ def forget_earlier(exc: BaseException) -> None:
 
 
 def annotate(exc: BaseException, where: str) -> BaseException:
-    """Adds the note `where` to `exc`, once. Returns `exc`."""
+    """Adds the note `where` to `exc` unless `exc` already has it. Returns `exc`."""
     notes = dict_of(exc).get("__notes__")  # not by add_note: a __setattr__ may refuse
     if not isinstance(notes, list):
         notes = dict_of(exc)["__notes__"] = []
@@ -172,7 +166,6 @@ def _args(exc: Any) -> str:
 
 
 def _round_trip(obj: object) -> tuple[bytes, Any]:
-    """Pickles and unpickles an object. Returns the bytes and the copy, or (b"", None) if that fails."""
     try:
         data = dumps(obj, override=_by_tag)
         return data, loads(data)
@@ -213,7 +206,7 @@ def _only_sendable(values: Mapping[str, Any], dropped: list[str]) -> dict[str, A
 
 
 def _slots(exc: BaseException) -> dict[str, Any]:
-    """Returns the attributes outside `__dict__`, such as OSError.filename and those in `__slots__`."""
+    """Returns the attributes outside `__dict__`, such as OSError.filename and attributes named in `__slots__`."""
     found: dict[str, Any] = {}
     for cls in type(exc).__mro__:
         if cls is BaseExceptionGroup:  # its members are in args
@@ -237,7 +230,7 @@ def _rebuild(cls: type[BaseException], args: Any, attributes: dict[str, Any], sl
 
 
 def _bare(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """Creates an instance of `cls` with the constructor of its built-in base class, not with the user's."""
+    """Creates an instance of `cls` with the constructor of its built-in base class. Skips the user's constructor."""
     for base in cls.__mro__:
         if base.__module__ != "builtins" or not issubclass(base, BaseException):
             continue
@@ -263,9 +256,9 @@ def described(exc: BaseException) -> str:
 
 
 def safe_text(obj: object, show: Callable[[object], str] = str) -> str:
-    """Returns `show(obj)`, or a text that names the error if that fails.
+    """Returns `show(obj)` or, if `show` raises an error, text that names the error.
 
-    Raises nothing but Ctrl-C outside workers.
+    Outside worker processes, a KeyboardInterrupt is raised as usual.
     """
     try:
         return "".join((show(obj),))  # joined: __str__ may return a subclass of str

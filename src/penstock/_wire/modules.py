@@ -1,4 +1,4 @@
-"""Decides which modules a fresh interpreter can import. Classes and functions of all others are sent by value.
+"""Decides which modules a fresh interpreter can import. Classes and functions from other modules are sent by value.
 
 A fresh interpreter has the same `sys.path`. But it does not have the program's `__main__`, `__mp_main__` (the script
 in a process that multiprocessing has spawned), modules made by `exec` or `runpy`, or modules from files that are not
@@ -15,12 +15,15 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 ABSENT = {b"__main__", b"__mp_main__"}
-"""The names of modules that are known not to be importable. They are bytes, because pickles are searched for them."""
+"""Modules that are known not to be importable. The names are bytes, because pickles are searched for them."""
 
 
 @contextmanager
 def sent_by_value() -> Iterator[Callable[[Any], None]]:
-    """Makes cloudpickle send by value what cannot be imported. Call the yielded function with each object first."""
+    """Inside the `with` block, cloudpickle sends an object by value if the object cannot be imported.
+
+    Pass each object to the yielded function before cloudpickle pickles the object.
+    """
     import cloudpickle
 
     seen = {"__main__"}  # cloudpickle always sends the contents of `__main__` by value
@@ -62,7 +65,7 @@ def is_importable(name: str) -> bool:
     module = sys.modules.get(name)
     spec = getattr(module, "__spec__", None)
     if spec is None:
-        return bool(parent)  # made by the program; or, if it has a parent, made by the parent when that is imported
+        return bool(parent)  # made by the program; or, if there is a parent, made when the parent is imported
     path = None
     if parent:
         path = getattr(sys.modules.get(parent), "__path__", None)

@@ -1,8 +1,8 @@
 """Decides how objects that are sent between processes are pickled.
 
 Plain pickle is fast, and sends classes and functions by name. cloudpickle sends everything in `__main__`, and
-everything that cannot be imported (see `modules.py`), by value. It is imported only when needed, because that takes
-25 ms.
+everything that cannot be imported (see `modules.py`), by value. cloudpickle takes 25 ms to import, so it is imported
+only when needed.
 
     message   pickler                  arrays                               classes without an importable name
     task      plain, else cloudpickle  inside the pickle                    by value
@@ -10,12 +10,12 @@ everything that cannot be imported (see `modules.py`), by value. It is imported 
     mark      plain, else cloudpickle  inside the pickle                    by value
     failure   plain, else cloudpickle  inside the pickle                    by tag or address, else by value
     update    cloudpickle              inside the pickle                    by tag where known, else by value
-    shipment  cloudpickle              out of band; mapped files by name    by value, and tagged on the way
+    shipment  cloudpickle              out of band; mapped files by name    by value, together with their tags
 
-A tag is a name, eight random bytes, that this process and its workers share for a class of `__main__`, or for a class
-made inside a function. If such a class were sent by value, it would arrive as a different class, and `is`,
-`isinstance` and `except MyError` would fail. A forked worker inherits the tags, and any other worker gets them with
-its shipment.
+A tag is a name of eight random bytes that this process and its workers share. It stands for a class that is defined
+in `__main__` or inside a function. If such a class were sent by value, it would arrive as a different class, and
+`is`, `isinstance` and `except MyError` would fail. A forked worker inherits the tags, and any other worker gets them
+with its shipment.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ def dumps(
     by_value: bool = False,
     fresh: bool = False,
 ) -> bytes:
-    """Pickles `value` with plain pickle, or with cloudpickle if that fails or `by_value` is True.
+    """Pickles `value`. Uses cloudpickle if `by_value` is True or if plain pickle fails.
 
-    If `buffers` is given, the bytes of arrays are appended to it. If `override` is None, cloudpickle uses `otherwise`
-    as its override. `fresh` (see `dump`) has an effect only with `by_value`.
+    If `buffers` is given, the bytes of arrays are appended to this list. Both picklers use `override`. If `override`
+    is None and plain pickle fails, cloudpickle uses the argument `otherwise` as its override. `fresh` (see `dump`)
+    has an effect only with `by_value`.
     """
     try:
         if buffers is None and override is None and not by_value:
@@ -89,7 +90,7 @@ def dump(
 ) -> None:
     """Pickles `value` into a file, and passes out-of-band buffers to `aside` (pickle's `buffer_callback`).
 
-    If `guests` is True, arrays of numpy and of guests are pickled with `REDUCERS`. If `fresh` is True, a new
+    If `guests` is True, `REDUCERS` pickle the arrays of numpy and of guest libraries. If `fresh` is True, a new
     interpreter will read the pickle, so objects that cannot be imported there are sent by value.
     """
     make: Any = pickle.Pickler if override is None else _Overridable
@@ -127,7 +128,7 @@ class _Overridable(pickle.Pickler):
 
 
 class _Meeting(dict[type, Reduce]):
-    """A dispatch table for pickle, which imports the functions of a guest when they are needed."""
+    """A dispatch table for pickle. It imports a guest library's reducers when they are first needed."""
 
     def __missing__(self, kind: type) -> Reduce:
         if guest_in(kind.__module__) is not None and kind in REDUCERS:
@@ -136,7 +137,7 @@ class _Meeting(dict[type, Reduce]):
 
 
 def _reduce_array(array: NDArray[Any]) -> str | tuple[Any, ...]:
-    """Pickles an array out of band. Copies a read-only or strided array first, so that it arrives writable."""
+    """Pickles an array out of band. A strided array, or one that would arrive read-only, is copied first."""
     flags = array.flags
     if not (flags.writeable and flags.forc):
         array = array.copy()
@@ -153,7 +154,7 @@ _class_of: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionar
 
 
 def by_tag(only: frozenset[bytes] | None = None) -> Override:
-    """Returns an `Override` that sends classes by their tags. `only` limits which tags are used."""
+    """Returns an `Override` that sends classes by their tags. If `only` is given, other tags are not used."""
 
     def override(part: Any, otherwise: Callable[[Any], Any]) -> Any:
         if issubclass(type(part), type):
@@ -182,7 +183,7 @@ def tag(cls: type) -> bytes:
 
 
 def _tag(cls: type) -> bytes | None:
-    """Returns the tag of `cls`, or None if it has none, or if another copy of the class now has it."""
+    """Returns the tag of `cls`, or None if `cls` has none or another copy of the class has taken it over."""
     known = _tag_of.get(cls)
     return known if known is not None and _class_of.get(known) is cls else None
 
@@ -193,9 +194,9 @@ def adopt(tags: Mapping[bytes, type]) -> None:
         _class_of[known] = cls
 
 
-# An exception type without a tag is sent by its address and also by value, because in a forked worker it has the same
-# address as in the parent. Tagging all exception types before each fork was rejected: a program with many libraries
-# has over a thousand of them, and tagging a type copies its memory page. With MONAI this took 7 ms per worker.
+# An exception type without a tag is sent both by its address, which is the same in a forked worker as in the parent,
+# and by value. Tagging all exception types before each fork was rejected: a program with many libraries has over a
+# thousand of them, and tagging a type copies its memory page. With MONAI this took 7 ms per worker.
 
 
 def _is_nameless_exception(cls: type) -> bool:

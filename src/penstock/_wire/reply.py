@@ -3,10 +3,10 @@
 A reply has a fixed size. It describes a batch that is in the task's slab, or in a stray (separate memory) if the slab
 is too small. The backend decides how replies and strays are sent:
 
-- Processes on one machine share the slabs. All workers send their replies through one pipe, because a write of a few
-  bytes is atomic, even if the writer is killed. A stray is a memfd that the worker sends through a socket, before the
-  reply that refers to it. The parent maps the memfd and closes the descriptor. The memory is unmapped together with
-  the last array of the batch.
+- Processes on one machine share the slabs. All workers send their replies through one pipe: a write of a few bytes is
+  atomic, even if the writer is killed. A stray is a memfd that the worker sends through a socket, before the reply
+  that refers to it. The parent maps the memfd and closes the descriptor. The memory is unmapped when the last array
+  of the batch is freed.
 - A worker on another machine sends the reply, the used part of its slab, and its strays over one connection.
 """
 
@@ -60,7 +60,7 @@ _UNPICKLABLE = (
 _by_tag = by_tag()
 
 Head = tuple[int, int, int]
-"""How a reply begins: the task's number, the batch's offset in the slab, and the time in ns when the work began."""
+"""The number of a step's task, the offset of the step's batch in the slab, and the time in ns when the work began."""
 
 
 class Trailer(NamedTuple):
@@ -74,7 +74,7 @@ class Trailer(NamedTuple):
 
 
 MakeStray = Callable[[int, int], AbstractContextManager[Writer]]
-"""`with make_stray(seq, nbytes)` gives a writer on a new stray, and then sends the stray unless it was too small."""
+"""Opens a new stray: `with make_stray(seq, nbytes) as writer`. On exit, the stray is sent unless it was too small."""
 
 
 class Replier:
@@ -112,7 +112,7 @@ class Replier:
         return self._reply(head, verdict, 0, writer, _UNNUMBERED, *written)
 
     def bundle(self, seq: int, replies: list[bytes], table: int, writer: Writer, began: int) -> bytes:
-        """Returns one reply for a bundle. The replies for its steps go into the slab at offset `table`."""
+        """Returns one reply for a bundle. The replies for the bundle's steps go into the slab at offset `table`."""
         joined = np.frombuffer(b"".join(replies), np.uint8)
         writer.root[table : table + len(joined)] = joined
         return self._reply((seq, 0, began), _BUNDLE, 0, writer, _UNNUMBERED, table, len(joined))
@@ -149,7 +149,7 @@ class Replier:
 
 
 def _put(writer: Writer, data: bytes) -> tuple[int, int]:
-    """Writes bytes into the slab. Returns (offset, length); the offset is -1 if they do not fit."""
+    """Writes bytes into the slab. Returns (offset, length); the offset is -1 if the bytes do not fit."""
     start = writer.reserve(len(data))
     if start is None:
         return -1, len(data)
@@ -158,20 +158,20 @@ def _put(writer: Writer, data: bytes) -> tuple[int, int]:
 
 
 def used_bytes(reply: bytes) -> int:
-    """Returns how many bytes of the slab, from its start, a reply uses. This may exceed the slab's size."""
+    """Returns how many bytes a reply uses at the start of the slab. The number may exceed the slab's size."""
     _, _, _, stray, base, _, _, nbytes, *_ = REPLY.unpack(reply)
     return 0 if stray else base + nbytes
 
 
 def may_teach(reply: bytes) -> bool:
-    """True if a reply may contain new layouts. Later replies of the worker refer to them by number."""
+    """True if a reply may contain new layouts, to which the worker's later replies refer by number."""
     _, _, verdict, *_, length = REPLY.unpack(reply)
     return length > 0 and verdict in (_FILLED, _BUNDLE)
 
 
 @contextmanager
 def memfd_stray(worker: int, strays: socket.socket, seq: int, nbytes: int) -> Iterator[Writer]:
-    """The `MakeStray` of worker processes: sends a memfd for a stray, unless it proves to be too small."""
+    """The `MakeStray` of worker processes. A stray is a memfd."""
     fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
     try:
         grow(fd, nbytes)
@@ -187,14 +187,14 @@ class StrayReceiver(Protocol):
     """The parent's interface to strays."""
 
     def take(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
-        """Returns the memory of a stray, which was sent before its reply."""
+        """Returns the memory of a stray. The worker sends a stray before the reply that refers to the stray."""
 
     def forget(self, worker: int) -> None:
         """Drops the remaining strays of a worker that has exited."""
 
 
 class SocketStrays:
-    """Receives strays through a socket, and keeps them."""
+    """Receives strays through a socket, and keeps them until their replies are read."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -203,12 +203,12 @@ class SocketStrays:
 
     @property
     def nbytes(self) -> int:
-        """The size in bytes of all strays that are in use or wait for their reply."""
+        """The total size in bytes of the strays that are in use or have not been taken yet."""
         waiting = sum(size for _, size in self._received.copy().values())
         return waiting + sum(root.nbytes for root in self._used)
 
     def receive(self) -> None:
-        """Receives all strays that were sent so far, so that the socket does not fill up."""
+        """Receives all strays that have been sent so far, so that the socket does not fill up."""
         with (
             interrupts_deferred(),
             socket.socket(fileno=os.dup(self.fd)) as strays,
@@ -241,7 +241,7 @@ class SocketStrays:
             self._close(key)
 
     def close(self) -> None:
-        """Closes all strays that were not taken. After an interrupt, this method can be called again."""
+        """Closes all strays that have not been taken. After an interrupt, this method can be called again."""
         while self._received:
             self._close(next(iter(self._received)))
 
@@ -251,7 +251,7 @@ class SocketStrays:
 
 
 class Receiver:
-    """The parent's side: reads replies and opens batches. `names` has the workers' names for error messages."""
+    """The parent's side: reads replies and opens batches. `names` holds the workers' names for error messages."""
 
     def __init__(self, strays: StrayReceiver, names: Mapping[int, str]) -> None:
         self._strays = strays

@@ -1,10 +1,10 @@
-"""A shipment: a payload that is pickled once for all workers, with its arrays out of band in a memfd:
+"""A shipment: a payload that is pickled once for all workers into a memfd, with its arrays out of band:
 
     head | the pickle stream | buffer 0 | buffer 1 | ... | a pickled table of (start, end) per buffer
 
-A memfd has no name, so nothing is left behind if a process dies. Each worker maps it copy-on-write, so N workers
-share one copy of every array, and a worker may write to its arrays, as after a fork. For a memory-mapped array, only
-the name of its file is sent.
+A memfd has no name, so nothing is left behind if a process dies. Each worker maps the memfd copy-on-write, so N
+workers share one copy of every array, and a worker may write to its arrays, as after a fork. For a memory-mapped
+array, only the name of its file is sent.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: dict
 
 
 def _reduce_shared(part: Any) -> Any:
-    """Returns pickle's reduction of multiprocessing's pipes and shared memory, or None for other objects."""
+    """Reduces multiprocessing's pipes and shared memory for pickle. Returns None for other objects."""
     import_whole("multiprocessing.reduction")
     from multiprocessing.reduction import ForkingPickler
 
@@ -146,7 +146,7 @@ def _stays_here() -> bool:
 
 @contextmanager
 def _passing_on(descriptors: list[int]) -> Iterator[None]:
-    """Makes multiprocessing pickle as if it were starting a process. Collects the descriptors to inherit."""
+    """Makes multiprocessing pickle objects as for a new process. Collects descriptors that workers will inherit."""
     import_whole("multiprocessing.context")
     from multiprocessing import context
 
@@ -159,7 +159,7 @@ def _passing_on(descriptors: list[int]) -> Iterator[None]:
 
 
 class _InheritedDescriptor:
-    """A descriptor that a worker has inherited. multiprocessing gets it by calling `detach()`."""
+    """A descriptor that a worker has inherited, and that multiprocessing gets by calling `detach()`."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -212,10 +212,7 @@ def _reduce_array(array: np.ndarray[Any, Any], files: dict[int, _MappedFile]) ->
 
 
 class _MappedFile:
-    """A file that the parent has mapped. Unpickling this object gives a uint8 memmap.
-
-    If `is_named` is False, the data itself must be sent.
-    """
+    """A mapped file, which may be pickled by name if `is_named` is True. Unpickling gives a uint8 memmap."""
 
     def __init__(self, root: Any) -> None:
         whole = np.frombuffer(root._mmap, np.uint8)
@@ -231,7 +228,7 @@ class _MappedFile:
 
 
 def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
-    """Returns the memmap that `array` is or is a view of, or None if there is none."""
+    """Returns `array` if it is a memmap, otherwise the memmap that it is a view of, or None if there is none."""
     below: Any = array
     while isinstance(below, np.ndarray):
         if isinstance(getattr(below, "_mmap", None), mmap.mmap):
@@ -264,7 +261,7 @@ def _view(file: Any, offset: int, kind: type, dtype: Any, shape: Any, strides: A
     return array
 
 
-# The search for the part that cannot be sent, which is made only after a failure
+# The search, made only after a failure, for the part that cannot be sent
 
 
 _ON_THIS_MACHINE = (
@@ -275,7 +272,7 @@ _ELSEWHERE = "Workers on other machines", "."
 
 
 def _unshippable(payload: object) -> UnshippableDataset | None:
-    """Returns an error that names the innermost part that cannot be pickled, or None if pickling now succeeds."""
+    """Returns an error for the innermost part of `payload` that cannot be pickled, or None if there is none."""
     why = _ON_THIS_MACHINE if _stays_here() else _ELSEWHERE
     path, culprit, reason, above = "", None, None, set()
     parts: list[tuple[str, object]] = [("", payload)]
@@ -295,7 +292,7 @@ def _unshippable(payload: object) -> UnshippableDataset | None:
 
 
 def _first_refused(parts: list[tuple[str, object]]) -> tuple[str, object, Exception] | None:
-    """Finds the first part that cannot be pickled, by bisection, because there may be a million samples."""
+    """Finds the first of `parts` that cannot be pickled. Uses bisection, because there may be a million parts."""
     while len(parts) > 1:
         half = parts[: len(parts) // 2]
         refused = _refusal([part for _, part in half]) is not None
@@ -315,7 +312,7 @@ def _refusal(obj: object) -> Exception | None:
 
 
 def _parts(obj: Any, at_root: bool) -> Iterator[tuple[str, object]]:
-    """Yields the parts that are pickled for `obj`, each with its path relative to `obj`, such as ".name" or "[0]"."""
+    """Yields the parts of `obj` that are pickled, each with its path relative to `obj`, such as ".name" or "[0]"."""
     if isinstance(obj, dict):
         for key, value in obj.items():
             yield str(key) if at_root else f"[{key!r}]", value

@@ -1,8 +1,8 @@
 """Tasks for workers, and their outcomes. A task consists of one or more steps of a plan.
 
-The parent writes a task's keys to the start of its slab (the memory for its batch), and a notice of fixed size to the
-board. Tasks and outcomes are named tuples, because one is made for every batch, in a third of the time of a frozen
-dataclass.
+The parent writes a task's keys to the start of the task's slab (the memory for its batch), and a notice of fixed size
+to the board. Tasks and outcomes are named tuples: one of each is made for every batch, and a frozen dataclass would
+take three times as long to make.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Task(NamedTuple):
     mark: bytes | None = None
 
     def single(self) -> list[Task]:
-        """Returns one task per step, numbered `seq`, `seq + 1` and so on. These numbers are used by no other task."""
+        """Returns one task per step, numbered `seq`, `seq + 1` and so on. No other task uses these numbers."""
         seq, run, epoch, step, keys, count, _ = self
         if count == 1:
             return [self]
@@ -113,10 +113,7 @@ _INT64, _UINT8 = np.dtype(np.int64), np.dtype(np.uint8)
 
 
 def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> tuple[NDArray[np.uint8], int]:
-    """Returns a task's keys as bytes, and the value of `Notice.keys` for them.
-
-    The bytes are an int64 array if possible, and otherwise a pickle.
-    """
+    """Returns a task's keys as bytes (an int64 array if possible, else a pickle), and the value of `Notice.keys`."""
     if batched:  # otherwise a list is a single key
         if type(keys) is list and set(map(type, keys)) == {int}:
             with suppress(OverflowError):
@@ -131,7 +128,7 @@ def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> tuple[NDArray[
 
 
 def shorten(keys: Any) -> str:
-    """Returns a text for messages with the first few keys of a step, and the number of its keys."""
+    """Returns a step's keys as text for a message. A long list is cut short, and its length is added."""
     if type(keys) is tuple:  # one key
         return shorten_key(keys)
     if not isinstance(keys, (list, np.ndarray)):
@@ -142,7 +139,7 @@ def shorten(keys: Any) -> str:
 
 
 def shorten_key(key: Any, show: Callable[[object], str] = repr) -> str:
-    """Returns a key as text for a message, or the beginning of a long tuple, such as the key of a packed row."""
+    """Returns a key as text for a message. A long tuple, such as the key of a packed row, is cut short."""
     if type(key) is not tuple or len(key) <= 6:
         return safe_text(key, show)
     text = ", ".join(safe_text(each, repr) for each in key[:6])

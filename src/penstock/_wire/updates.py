@@ -1,7 +1,7 @@
 """Updates: changes to the dataset while workers have copies of it.
 
 The parent appends each change to a log, an unnamed file that all workers share. Each task contains the length of the
-log when it was posted, and a worker first applies all changes up to that length.
+log at the time the task was posted. Before a worker runs the task, it applies all changes up to that length.
 """
 
 from __future__ import annotations
@@ -25,22 +25,21 @@ class Setting(dict[str, Any]):
 
 
 def encode(change: Change, known: frozenset[bytes] = frozenset(), *, fresh: bool = True) -> bytes:
-    """Pickles a change of the dataset. A class with a tag in `known` is sent as this tag.
+    """Pickles a change to the dataset. A class whose tag is in `known` is sent by its tag.
 
-    Any other class that workers cannot import is sent by value, and arrives as a new class. `known` has the tags of
-    the classes of `__main__` if workers were forked. Otherwise `fresh` is True, because workers have only what they
-    can import.
+    Any other class that workers cannot import is sent by value, and arrives as a new class. Forked workers
+    know the tags of the classes in `__main__`. Workers that were not forked need `fresh=True` (see `pickling.dump`).
     """
     return dumps(change, override=by_tag(known), by_value=True, fresh=fresh)
 
 
 class UpdateLog:
-    """How far this process has written or applied the log of dataset changes, in bytes."""
+    """A place in the log of dataset changes: this process has written or applied all changes before `end`."""
 
     __slots__ = ("end",)
 
     def __init__(self) -> None:
-        # A forked worker starts at its parent's position, and any other at the one that was sent with its dataset.
+        # A forked worker starts at its parent's offset, and any other worker at the offset sent with its dataset.
         self.end = 0
 
     def write(self, fd: int, change: bytes) -> None:
@@ -50,7 +49,7 @@ class UpdateLog:
         self.end += done
 
     def read(self, fd: int, end: int) -> Iterator[Change]:
-        """Yields the changes from the current position to `end`, and advances the position."""
+        """Yields the changes from the current offset to `end`, and advances the offset."""
         while self.end < end:
             (length,) = _LENGTH.unpack(_read(fd, self.end, _LENGTH.size))
             start = self.end + _LENGTH.size

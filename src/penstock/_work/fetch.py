@@ -1,4 +1,4 @@
-"""The worker's side of a feed. Each feed in `_feed/` has its own subclass."""
+"""The worker's side of a feed. Each feed in `_feed/` has its own subclass of `Fetch`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Fetch:
-    """Fetches the samples of a task. `mark` is the position of the stream after the latest task, or None."""
+    """Fetches the samples of a task. `mark` is the stream's position after the latest task (see `outcomes.py`)."""
 
     mark: bytes | None = None
 
@@ -26,7 +26,7 @@ class Fetch:
         self.look_up()
 
     def look_up(self) -> None:
-        """Looks up the dataset's methods. This is done at the start and after every change to the dataset."""
+        """Looks up the dataset's methods. Called at the start and after every change to the dataset."""
 
     def gather(self, task: Task, empty: Empty) -> tuple[object, int] | None:
         """Returns the whole batch and its number of rows, or None if the samples must be fetched and collated."""

@@ -1,4 +1,4 @@
-"""The task and the sample that a worker is processing, for random numbers and error messages."""
+"""Tracks which task and sample a worker is processing. Random numbers and error messages depend on them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Focus(Source):
         assert job.fetch is not None
         self.job = job
         self.gauge: Gauge | NoGauge = NO_GAUGE
-        self.notes: list[str] = []  # for the error if the task fails; not added to it, as it is the user's object
+        self.notes: list[str] = []  # for the error of a failed task, which is the user's object and stays unchanged
         self.rngs: dict[int, Generator] = {}  # by row, and -1 for the step
         self.loop: KeyLoop | None = None  # set while samples are fetched one by one
         self.naming = job.fetch
@@ -50,7 +50,7 @@ class Focus(Source):
         if self.notes:
             self.notes.clear()
         self.loop = self.part = None
-        # A loop over `each` that was left early because of an error, which will name the loop's current sample.
+        # A loop over `each` that was left early because of an error. Its message names the loop's current sample.
         self._left: KeyLoop | None = None
         number = self._drawing = task.step * self._world + self._rank  # the same as `job.drawing`, without a call
         if self.rngs:
@@ -61,14 +61,14 @@ class Focus(Source):
     # Random numbers.
 
     def draw_for(self, number: int) -> None:
-        """Switches to the random numbers of the step `number`, in the middle of a task."""
+        """Switches to the random numbers of another step during a task. `number` comes from `Job.number`."""
         self._drawing = number
         self.rngs.clear()
         if self._generators.may_seed:
             self._generators.seed(self.task.epoch, number)
 
     def rng(self) -> Generator:
-        """Returns the random generator of the current sample, or of the whole step if no sample is current."""
+        """Returns the random generator of the sample being fetched or, if there is none, that of the whole step."""
         item, row = (None, -1) if self.loop is None else _now(self.loop)
         found = self.rngs.get(row)
         if found is None:
@@ -98,7 +98,7 @@ class Focus(Source):
         return self.naming.names(self.job, self.task)
 
     def sample(self) -> tuple[Any, int]:
-        """Returns the item from which the current sample is made, and its row."""
+        """Returns the item from which the current sample is made, and the sample's row."""
         assert self.loop is not None
         return _now(self.loop)
 
@@ -132,14 +132,14 @@ class Focus(Source):
         self._at, self._keys = at, keys
 
     def name_sample(self) -> None:
-        """Records that the current sample caused an error, if samples are fetched one by one."""
+        """If samples are fetched one by one, records that the current sample caused an error."""
         loop = self.loop or self._left
         if loop is not None:
             key, row = _now(loop)
             self.doing(f"sample {shorten_key(key)} (row {row}), ", None)
 
     def name_rows(self, error: Exception, mended: Mended | None = None) -> None:
-        """If an error names rows (see CollateError), adds a note with the keys of their samples."""
+        """If an error names rows (see CollateError), adds a note with the keys of the samples in these rows."""
         keys = self.names() if mended is None else mended.keys
         rows = [row for row in dict_of(error).get("rows", ()) if row < len(keys)]
         if not self.job.batched and keys:
@@ -155,13 +155,13 @@ class Focus(Source):
                 )
 
     def name_all(self, at: str, mended: Mended | None = None) -> None:
-        """Records that an operation on all samples of a step failed, if samples have keys."""
+        """Records that the operation `at` failed for the step as a whole. Does nothing if samples have no keys."""
         keys = self.names() if mended is None else mended.keys
         if len(keys):
             self.doing(f"{at} of samples ", keys)
 
     def where(self) -> str:
-        """Returns a note that says where an error happened: in which operation or sample, step, and worker."""
+        """Returns a note for an error. The note names the operation or sample, the step, and the worker."""
         keys = "" if self._keys is None else f"{shorten(self._keys)}, "
         return f"In {self._at}{keys}step {self.task.step} of epoch {self.task.epoch}, in {self._who}."
 

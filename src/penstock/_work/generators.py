@@ -31,12 +31,11 @@ class Generators:
         self._seed_step, self._borrow = seed_step, Borrowed
 
     def seed(self, epoch: int, number: int) -> int:
-        """Seeds the generators for a step, and returns the seed. `number` is the step's index over all ranks."""
+        """Seeds the generators for a step, and returns the seed. `number` comes from `Job.drawing`."""
         assert self._seed_step is not None
         return self._seed_step(self._seed, epoch, number)
 
     def borrowed(self, epoch: int, number: int) -> Loan:
-        """Returns a loan of the caller's generators, seeded for the step."""
         if self._borrow is None:
             self.allow()
         assert self._borrow is not None

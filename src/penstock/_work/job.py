@@ -1,4 +1,4 @@
-"""The job of a loader's workers, and the interface of the runners that do their tasks."""
+"""The job of a loader's workers, and the interface of the objects that run the workers' tasks."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class TaskRunner(Protocol):
     """Runs the tasks of one worker, one after the other. Backends use only these methods."""
 
     def begin(self, seat: int, *, alone: bool) -> None:
-        """Prepares the worker in slot `seat` for its first task. `alone` is True if it has its own process."""
+        """Prepares the worker in slot `seat` for its first task. `alone` is True for a worker in its own process."""
 
     def change(self, changes: Iterable[Change]) -> None:
         """Applies changes to the dataset. If a change fails, every later task fails with the same error."""
 
     def run(self, task: Task, writer: Writer, gauge: Gauge | NoGauge) -> Done | AtEnd | Errored:
-        """Makes the batch of a task, in the slab if penstock collates it. If `run` itself raises, the worker ends."""
+        """Makes a task's batch. Penstock's own collate writes it to the slab. An error from `run` ends the worker."""
 
     def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
-        """Returns the outcome of the latest task if its batch could not be sent. `error` is the reason."""
+        """Returns the outcome of the latest task, whose batch could not be sent because of `error`."""
 
     def capture(self, errored: Errored) -> bytes:
         """Returns the error as bytes, which `restore` converts back to an exception in the caller's process."""
@@ -68,6 +68,7 @@ class Job:
     def drawing(self, step: int) -> int:
         """Returns the number from which the global generators of a step are seeded.
 
-        Crews that make other rows of the step have other numbers. Two crews have the same rows, or none in common.
+        Crews that make different rows of the step get different numbers. Two crews have the same rows, or none in
+        common.
         """
         return self.number(step) if self.local_rows is None else step * self.batch_size + self.local_rows[0]

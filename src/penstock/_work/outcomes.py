@@ -1,7 +1,7 @@
-"""The possible outcomes of a task, which a runner returns.
+"""The outcomes that a runner can return for a task.
 
-`mark` is the position of the stream after the task, even if the task failed. It is None if the task did not read a
-stream, or if the stream has no state.
+`mark` is the position of the stream after the task, even if the task failed. `mark` is None if the task did not
+read a stream, or if the stream has no state.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ class AtEnd(NamedTuple):
 
 
 class Errored(NamedTuple):
-    """The result of a failed task.
-
-    `where` and `notes` are not added to the error, because it is the user's object.
-    """
+    """The result of a failed task. `error` belongs to the user, so `where` and `notes` are not added to it."""
 
     error: BaseException
     where: str

@@ -1,4 +1,4 @@
-"""Finds the path of a sample's file, which tells users more than an index, if the dataset lists its files."""
+"""Finds the path of a sample's file if the dataset lists its files. A path tells users more than an index."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 _LISTS = ("paths", "files", "filenames", "image_paths", "samples", "imgs")
-"""Attributes in which datasets keep, for each sample, its path or a tuple that begins with its path."""
+"""The names of dataset attributes that may list all samples, each as a path or as a tuple that begins with a path."""
 
 
 def path_of(dataset: Any, key: Any, depth: int = 4) -> str:

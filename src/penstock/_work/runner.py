@@ -33,7 +33,7 @@ class Runner:
         assert job.fetch is not None
         self.who = who
         self._job = job
-        # The operation, the error and its traceback if the start or an update failed. Then every task fails with it.
+        # The operation, error and traceback of a failed start or update. Every later task fails with this error.
         self._broken: tuple[str, BaseException, TracebackType | None] | None = None
         # A collate function that can write its arrays straight into the batch's memory.
         self._into: Callable[[Any, Any], Any] | None = getattr(job.collate_fn, "into", None)

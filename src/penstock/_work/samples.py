@@ -1,4 +1,4 @@
-"""Fetches the samples of a step one by one, and leaves out or replaces those that fail."""
+"""Fetches the samples of a step one by one. Samples that fail can be left out or replaced."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class SampleFetcher:
         return samples, mended if mended.errors else None
 
     def _another(self, task: Task, row: int, attempt: int) -> Any:
-        """Draws a replacement key from all keys of the epoch or, if the order is unknown, of the same step."""
+        """Draws a replacement from all keys of the epoch or, if the order is unknown, from the keys of the step."""
         import_whole("penstock._work.seeding")
         from penstock._work.seeding import REPLACE  # late: see InlineBackend
 

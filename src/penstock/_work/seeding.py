@@ -1,4 +1,4 @@
-"""Random numbers that belong to a step or a sample, and do not depend on the worker that computes it.
+"""Random numbers that depend on the step or the sample, and not on the worker.
 
 The global generators are seeded for each step. `penstock.rng()` has a separate generator for each sample.
 """
@@ -77,7 +77,7 @@ class _Words(ISpawnableSeedSequence):
 
 
 def number_of(key: object) -> int:
-    """Returns an integer for a key. Unlike `hash` and many pickles, it is the same in every process."""
+    """Returns an integer for a key. Unlike many hashes and pickles, the integer is the same in every process."""
     if isinstance(key, (int, np.integer)):
         return int(key)
     if isinstance(key, tuple):  # item by item, because a pickle depends on which items are the same object
@@ -109,7 +109,7 @@ def number_of(key: object) -> int:
 if TYPE_CHECKING:
 
     class SavedGenerators(Protocol):
-        """Saved generator states. `put_back` may be called several times, and after an interrupted `take`."""
+        """Saved generator states. `put_back` may be called several times, even if `take` was interrupted."""
 
         def take(self) -> None: ...
         def put_back(self) -> None: ...
@@ -119,9 +119,9 @@ class Lending:
     """Lends generators that all threads of a process share. Several threads may borrow them at the same time.
 
     The first borrower saves the generators' state, and the last one restores it, so that the loan does not affect the
-    program. If a thread borrows again in the middle of a step, the end of the second loan restores that step's state.
-    Two simultaneous borrowers disturb each other's random numbers. Making one wait for the other was rejected: the
-    other's step may itself be waiting for a batch from the first thread.
+    program. If a thread borrows again in the middle of a step, the end of the inner loan restores the step's state.
+    Two simultaneous borrowers disturb each other's random numbers. Making the second borrower wait for the first was
+    rejected: the first borrower may itself be waiting for a batch from the second.
     """
 
     def __init__(self, saved: Callable[[], SavedGenerators]) -> None:
@@ -168,19 +168,13 @@ class Lending:
 
 
 class GeneratorLoan:
-    """A loan of generators.
-
-    At its end, `saved` is restored. If `saved` is None, nothing is restored, because another loan will do that.
-    """
+    """A loan of generators. `saved` is the state to restore, or None if another loan will restore the state."""
 
     saved: SavedGenerators | None = None
 
 
 class Borrowed:
-    """A loan of the caller's global random generators, seeded for a step (see `with_loan`).
-
-    Borrowing and restoring the generators takes about 50 µs.
-    """
+    """A loan (see `with_loan`) of the caller's global random generators, seeded for a step. Takes about 50 µs."""
 
     def __init__(self, seed: int, epoch: int, step: int, use: int = LOAD) -> None:
         self._of = seed, epoch, step, use
@@ -195,12 +189,12 @@ class Borrowed:
 
 
 class _PythonAndNumpyState:
-    """The states of `random` and `numpy.random`. The latter is saved and restored in a few microseconds.
+    """The states of `random` and `numpy.random`. Numpy's state is saved and restored in a few microseconds.
 
     `numpy.random.get_state` and `set_state` copy 624 numbers one by one, in 170 µs together. Copying the generator's
     memory, whose address is public in numpy, takes 1 µs. But numpy draws normal numbers in pairs, and keeps the
     second number of a pair outside that memory. To find out whether numpy has such a number, a normal number is
-    drawn. If that does not change the memory, the drawn number is the one that numpy had kept.
+    drawn. If drawing does not change the memory, then numpy had kept the drawn number.
     """
 
     # mt19937: 624 words and the position.

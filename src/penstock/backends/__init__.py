@@ -3,7 +3,7 @@
 To write your own backend, define a class with the methods of `Backend`, and `register` it under a name.
 `penstock.testing.conformance` checks that a backend keeps penstock's guarantees. docs/own-backend.md has an example.
 
-What a worker reports of a task is one of these:
+Each outcome that a backend reports is one of these:
 
     >>> from penstock import backends
     >>> def described(outcome: backends.Outcome) -> str:

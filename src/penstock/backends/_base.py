@@ -131,7 +131,7 @@ class Backend(Protocol):
 
     @abstractmethod
     def retain(self) -> int:
-        """Withdraws the requests to exit that no worker has accepted yet. Returns their number without waiting."""
+        """Withdraws the exit requests that no worker has accepted yet. Returns their number without waiting."""
 
     @abstractmethod
     def post(self, task: Task, slab: int, seat: int) -> None:
@@ -182,11 +182,11 @@ class Backend(Protocol):
 
     @abstractmethod
     def memory(self) -> tuple[int, int]:
-        """Returns two sizes in bytes: of the slabs (memory for batches), and of the batches outside slabs."""
+        """Returns two sizes in bytes: the slabs (memory for batches), and the batches outside slabs."""
 
     @abstractmethod
     def doing(self, seq: int | None) -> list[Doing]:
-        """Describes, for messages, the workers that are running this task, or all busy workers if there are none."""
+        """Describes, for messages, the workers that are running this task or, if none is, all busy workers."""
 
     def end_hung(self, seconds: float) -> list[Doing]:
         """Kills the workers that have been running the same task for more than this many seconds.
@@ -207,7 +207,7 @@ class Backend(Protocol):
     def close(self) -> None:
         """Ends the workers without waiting for their tasks.
 
-        After an interrupt, for example, it may be called again.
+        This method may be called again, for example after an interrupt.
         """
 
 
@@ -216,7 +216,7 @@ MakeBackend = Callable[[Job, Any], Backend]
 
 
 def _nothing(*given: Any) -> None:
-    """The default `check`, which accepts everything, and the default `room`, which sets no limit."""
+    """Serves as the default `check`, which accepts everything, and as the default `room`, which sets no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,10 +240,10 @@ ARGUMENT = "backend_options"
 
 INLINE, THREAD, PROCESS = "inline", "thread", "process"
 DEFAULT: Literal["process", "thread"] = "process" if HAS_PROCESSES else "thread"
-"""The backend of a loader with workers that names none."""
+"""The backend of a loader that has workers but does not name a backend."""
 
 TABLE: dict[str, Registered] = {}
-"""All backends by name: penstock's own (see `_ours.py`), and those that others have registered."""
+"""All backends by name: penstock's own (see `_ours.py`), and those registered by other code."""
 
 
 def register(

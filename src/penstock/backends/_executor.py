@@ -42,7 +42,11 @@ class TaskExecutor:
         self._runner.change(changes)
 
     def do(self, notice: Notice, root: NDArray[np.uint8], begin: Callable[[int], bool]) -> bytes:
-        """Runs a task and returns the encoded reply. After the first step, stops once `begin(at)` returns False."""
+        """Runs a task and returns the encoded reply.
+
+        If the task has several steps, `begin(at)` is called before each step. If it returns False for a step
+        other than the first, that step and all later ones are left out.
+        """
         seq, count, updates, replier = notice.seq, notice.steps, notice.updates, self._replier
         try:
             task = notice.task(root)
@@ -73,7 +77,7 @@ class TaskExecutor:
         return reply
 
     def _do_step(self, task: Task, updates: int, writer: Writer, base: int = 0) -> bytes:
-        """Runs a step after the changes up to offset `updates`. `base` is the writer's offset in the slab."""
+        """Applies the changes up to `updates`, and runs a step. `writer` begins at the offset `base` in the slab."""
         head, used = (task.seq, base, perf_counter_ns()), writer.used
         if self._log.end < updates:
             self._runner.change(self._changes(updates))
@@ -81,7 +85,7 @@ class TaskExecutor:
         return self._reply(self._runner.run(task, writer, self._gauge), head, task, writer, used)
 
     def _reply(self, outcome: Done | AtEnd | Errored, head: Head, task: Task, writer: Writer, used: int) -> bytes:
-        """Encodes the outcome of a step. `used` is the offset of the step's batch in the writer's memory."""
+        """Encodes the outcome of a step. `used` is where the batch begins in the writer's memory."""
         gauge, rows = self._gauge, 0
         if isinstance(outcome, Done):
             batch, rows, mended, mark = outcome

@@ -259,7 +259,7 @@ class ThreadBackend(_LocalBackend):
         gauge.flush()
 
     def _takes_leave(self, worker: int) -> bool:
-        """Accepts a pending request to exit for this thread. Returns False if there is none."""
+        """Accepts a pending exit request on behalf of this thread. Returns False if there is no request."""
         try:
             self._leaves.pop()
         except IndexError:

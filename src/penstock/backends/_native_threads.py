@@ -1,10 +1,11 @@
 """Limits each library's thread pool to one thread per worker. PENSTOCK_WORKER_THREADS changes the limit; 0 lifts it.
 
-Pools with one thread per CPU in every worker slow each other down: torch.sum of 300,000 numbers takes five times as
-long. A library reads an environment variable when it is loaded. After that, only its function changes the number.
+If each worker has pools with one thread per CPU, the workers slow each other down: torch.sum of 300,000 numbers takes
+five times as long. A library reads its environment variable only while being loaded. After that, only a function of
+the library can change the number of threads.
 
     fresh interpreter   has the variables from the start, and calls the functions after it has unpickled the dataset
-    forked worker       sets the variables, and calls the functions, which `look_up` has found before the fork
+    forked worker       sets the variables, and calls the functions, which `look_up` found before the fork
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def stop_openblas() -> None:
 
 
 def limit() -> None:
-    """Limits the threads of all libraries in this worker, now and later. `worker_init_fn` may override this."""
+    """Limits the threads of all libraries, even those loaded later. `worker_init_fn` may override the limit."""
     most = look_up()
     if not most:
         return
@@ -122,10 +123,7 @@ def limit() -> None:
 
 @contextmanager
 def opencv_stopped() -> Iterator[None]:
-    """Stops OpenCV's threads during a fork.
-
-    They are not stopped in the child, because that could block forever on a lock.
-    """
+    """Stops OpenCV's threads during a fork. Stopping them in the child instead could block forever on a lock."""
     module: Any = sys.modules.get("cv2")
     before = getattr(module, "getNumThreads", int)() if count() else 0
     if before > 1:

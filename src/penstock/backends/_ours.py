@@ -1,4 +1,4 @@
-"""Registers penstock's own backends, importing each at first use: the process modules take about 10 ms to import."""
+"""Registers penstock's own backends. Each backend is imported at first use (about 10 ms for `process`)."""
 
 from __future__ import annotations
 

@@ -61,10 +61,7 @@ class _StackRequest:
 
 
 def ask(processes: Sequence[tuple[int, int]], fd: int) -> list[str]:
-    """Returns the stack of each process, which is given as (pid, pidfd), with the innermost call first.
-
-    The stack is "" for a process that is idle or does not answer.
-    """
+    """Returns one stack per process, innermost call first, or "" for a process that is idle or does not answer."""
     asked = [_asked(pid, pidfd, fd) for pid, pidfd in processes]
     waited_for = [one for one in asked if one is not None]
     deadline = time.monotonic() + _PATIENCE
@@ -104,7 +101,7 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}
 
 
 def waits_for_thread(pid: int) -> bool:
-    """True if the main thread is waiting for another thread, for example at a lock, or if this is not known."""
+    """True if the process's main thread is waiting for another thread (at a lock, say), or if this is unknown."""
     try:
         with open(f"/proc/{pid}/syscall") as file:
             calls = file.read().split()
@@ -114,14 +111,14 @@ def waits_for_thread(pid: int) -> bool:
 
 
 def of_thread(ident: int | None) -> str:
-    """Returns the stack of a thread of this process, in the same form as `ask`."""
+    """Returns the stack of a thread of this process, in the form that `ask` returns."""
     frame = sys._current_frames().get(ident or 0)
     calls = reversed(traceback.extract_stack(frame)) if frame is not None else ()
     return _user_calls([f'File "{call.filename}", line {call.lineno} in {call.name}' for call in calls])
 
 
 def _user_calls(calls: list[str]) -> str:
-    """Joins the calls, without penstock's frames around the user's code. Returns "" if the worker is idle."""
+    """Joins the calls, leaving out penstock's frames around the user's code. Returns "" if the worker is idle."""
     if calls and re.search(_WAITING, calls[0]):
         return ""
     first = next((at for at, call in enumerate(calls) if re.search(_OURS, call)), len(calls))

@@ -7,8 +7,8 @@ URLs. They also accept these keyword arguments for remote files, which have no e
 - `cache`: the folder in which pieces of the files are kept, shared by all processes on this machine. The default is
   penstock's cache folder. With `cache=False`, each process keeps the last 128 MB of pieces in its own memory
   (docs/cache.md).
-- `cache_bytes`: the maximum size of that folder, in bytes. The default is half of the free space on its disk, but at
-  most 100 GB.
+- `cache_bytes`: the maximum size of the cache folder, in bytes. The default is half of the free space on the disk,
+  but at most 100 GB.
 - `cache_shared`: True if members of the folder's group may use the folder too. They could then change your samples
   (docs/cache.md#a-folder-for-a-team). By default, only you can use the folder.
 

@@ -4,9 +4,9 @@
     a member:  its header | its content | zeros up to a multiple of 512
     the end:   zeros
 
-If a member's name is too long for its header, or is not ASCII, another member that holds the name precedes it. That
-member is of kind L (GNU) or of kind x (POSIX), whose content is lines of the form `length key=value`. Other modules
-reject compressed archives.
+If a member's name is too long for its header, or is not ASCII, an extra member that holds the name comes first. The
+kind of the extra member is L (GNU) or x (POSIX). Kind x contains lines of the form `length key=value`.
+Other modules reject compressed archives.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GNU_NAME, _GNU_LINK, _GNU_SPARSE, _PAX, _PAX_FOR_ALL = b"L", b"K", b"S", b"x", 
 
 
 class TarPart(AnyFile):
-    """A part of a tar file in memory. Offsets count from the file's start, and `size` is where the part ends."""
+    """A part of a tar file, in memory. Offsets count from the file's start; `size` is the part's end offset."""
 
     __slots__ = ("_raw", "_start")
 

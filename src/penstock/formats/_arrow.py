@@ -138,7 +138,7 @@ class Arrow(Table):
         return whole[start : start + self.files[number].size]
 
     def _stream(self, number: int, messages: Messages, parts: list[Any]) -> Any:
-        """Returns an Arrow stream as bytes: the schema and these messages."""
+        """Returns an Arrow stream as bytes: the schema, followed by the messages in `parts`."""
         import pyarrow as pa
 
         schema = messages.held or self._bytes(number, *messages.schema)

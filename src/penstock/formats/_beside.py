@@ -6,15 +6,15 @@ There are three kinds: `penstock.index`, the indexes of wids (a part of webdatas
     magic (8 bytes) | version, length of the description, its CRC-32 (4 bytes each)
     description: JSON with the kind of the indexes and, for each tar, its name, size, ETag (if known), the offset
     and CRC-32 of one header, the size and CRC-32 of its compressed positions, and a description of its damage
-    positions of each tar: distances between samples in units of 512 bytes, 4 bytes each, compressed by zlib
+    positions of each tar: distances between samples in units of 512 bytes, 4 bytes each, compressed with zlib
 
-An entry is used for a tar that has the same size and either the same ETag or the same header at that offset. This is
-enough, because each header is checked again when its sample is read.
+An entry is used only if the tar still has the stored size, and either the stored ETag or, at the stored offset, a
+header with the stored CRC-32. This is enough, because each header is checked again when the sample is read.
 
 wids writes a JSON file with the number of samples in each tar. DALI writes a text file for each tar, `NAME.idx`:
 
     v1.2 <number of samples>
-    <extension> <offset of the content> <size> <name>, and so on for all members of a sample, on one line
+    one line per sample, with these words for each member: <extension> <offset of the content> <size> <name>
 """
 
 from __future__ import annotations
@@ -110,13 +110,13 @@ def entry_of(file: AnyFile, arrays: Arrays) -> Entry:
 
 
 def _header(file: AnyFile, place: int) -> int:
-    """Returns the CRC-32 of the tar header at the offset `place`, even if the file ends in the header."""
+    """Returns the CRC-32 of the tar header at the offset `place`. The file may end within the header."""
     place = min(place, file.size)
     return zlib.crc32(file.peek(place, min(HEADER, file.size - place)))
 
 
 def packed(entries: Mapping[str, Entry], kind: str) -> bytes:
-    """Returns the content of an index file. The keys of `entries` are file names of tars."""
+    """Returns the content of an index file. The keys of `entries` are the tars' file names."""
     described, bodies = [], []
     for name, entry in sorted(entries.items()):
         body = entry.positions
@@ -151,7 +151,7 @@ def unpacked(content: bytes, kind: str) -> dict[str, Entry]:
 
 
 class LateIndex(Index):
-    """A tar's index that is loaded or built on first use. A wids index may give the number of samples earlier."""
+    """A tar's index, loaded or built on first use. The number of samples may be known earlier, from a wids index."""
 
     def __init__(
         self, file: AnyFile, kind: str, make: MakeIndex, count: int | None, elsewhere: OtherIndexes | None = None
@@ -203,7 +203,7 @@ class Beside:
         self._counts: dict[str, dict[str, list[Any]]] = {}  # by the path of the index, and the name of the tar
 
     def count(self, file: AnyFile) -> int | None:
-        """Returns the number of samples according to a wids index, or None if there is none for this tar."""
+        """Returns a tar's number of samples according to a wids index, or None if no such index lists the tar."""
         index = self._index(file)
         if index is None or not index.path.endswith(".json"):
             return None
@@ -227,7 +227,7 @@ class Beside:
         return dali_index(file)
 
     def all_others(self, files: Sequence[AnyFile]) -> None:
-        """Warns if finding the samples of these tars, which have no index, downloads more than `_MUCH` bytes."""
+        """Warns if more than `_MUCH` bytes must be downloaded to build the missing indexes of these tars."""
         remote = [file for file in files if isinstance(file, RemoteFile)]
         nbytes = sum(file.size for file in remote)
         if self._warns and nbytes > _MUCH and not is_worker_process():
@@ -247,7 +247,7 @@ class Beside:
 
     @contextmanager
     def _refusing(self, index: AnyFile) -> Iterator[None]:
-        """Ignores an invalid index in the `with` block, but raises FormatError if the user passed this index."""
+        """In the `with` block, ignores an invalid index, or raises FormatError if the user passed that index."""
         try:
             yield
         except ValueError as error:
@@ -279,7 +279,7 @@ def _index_beside(file: AnyFile) -> AnyFile | None:
 
 
 def neighbour(file: AnyFile, name: str) -> AnyFile | None:
-    """Returns the file `name` in the folder of `file`, or None if it is missing or cannot be trusted."""
+    """Returns the file `name` in the folder of `file`, or None if that file is missing or cannot be trusted."""
     if isinstance(file, RemoteFile):
         try:
             return file.neighbour(name)
@@ -296,7 +296,7 @@ def neighbour(file: AnyFile, name: str) -> AnyFile | None:
 
 
 def _shards(index: AnyFile, must: bool) -> dict[str, list[Any]]:
-    """Returns the entries of a wids index by tar name. Ignores an invalid index, unless `must` is True."""
+    """Returns the entries of a wids index by tar name. For an invalid index, raises if `must`, else returns {}."""
     found: dict[str, list[Any]] = {}
     try:
         if index.size > _MOST_WIDS:
@@ -315,7 +315,7 @@ def _shards(index: AnyFile, must: bool) -> dict[str, list[Any]]:
 
 
 def _nearest(path: str, shards: list[Any]) -> Any:
-    """Returns the shard whose URL has the longest ending in common with `path`, or None if several have it."""
+    """Returns the shard whose URL has the most trailing components in common with `path`, or None for a tie."""
 
     def common(shard: Any) -> int:
         pairs = zip(reversed(path.split("/")), reversed(shard["url"].partition("?")[0].split("/")), strict=False)
@@ -326,7 +326,7 @@ def _nearest(path: str, shards: list[Any]) -> Any:
 
 
 def dali_index(file: AnyFile) -> Arrays | None:
-    """Returns the index of a tar from a DALI index beside it, or None if no such index describes this tar."""
+    """Returns the index of a tar, converted from its DALI index, or None if no DALI index describes this tar."""
     name = _name(file)
     for stem in dict.fromkeys((name.rpartition(".")[0], name[:1] + name[1:].partition(".")[0])):
         index = neighbour(file, f"{stem}.idx") if stem else None
@@ -337,7 +337,7 @@ def dali_index(file: AnyFile) -> Arrays | None:
 
 
 def _from_dali(file: AnyFile, text: str) -> Arrays:
-    """Converts the text of a DALI index. Raises ValueError or IndexError if it does not describe this tar."""
+    """Converts the text of a DALI index. Raises ValueError or IndexError if the text does not fit this tar."""
     head, *lines = text.splitlines()
     version, count = head.split()
     width = {"v1.1": 3, "v1.2": 4}[version] if version in ("v1.1", "v1.2") else 0

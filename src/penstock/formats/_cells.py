@@ -1,6 +1,6 @@
-"""Reads the values of one column of an Arrow record batch by row.
+"""Reads values of one column of an Arrow record batch by row number.
 
-The type of a value depends on the type of the column, and on whether the row itself is null, never on other rows:
+The type of a value depends on the type of the column and on nulls in the row itself, never on other rows:
 
     Arrow type                                            value of a row
     integers, floats, bool                                numpy scalar of the same dtype
@@ -39,13 +39,13 @@ class Cells:
     """The values of one column in one record batch.
 
     If `is_direct` is True, `put` can write rows directly into a column of a batch: an array, or a list of str or
-    bytes. `plain` is False for each row with a null, or None if there are no nulls to look for.
+    bytes. `plain` is a mask of the rows without nulls, or None if nulls need no check.
     """
 
     is_direct = False
     is_text = False
     holds_arrays: bool | None = None
-    """True if all values are arrays, which `view` returns without copies; False if none is; None if unknown."""
+    """True if all values are arrays, False if none is, None if unknown. `view` returns arrays without copying."""
 
     def __init__(self, array: Any, plain: NDArray[np.bool_] | None = None) -> None:
         self.array = array
@@ -217,7 +217,7 @@ def cells_of(arrays: Sequence[Any]) -> Cells:
 
 
 def cells(array: Any) -> Cells:
-    """Returns the values of an Arrow array. Raises an error if a damaged file makes them unsafe to read."""
+    """Returns the values of an Arrow array. Raises an error if a damaged file makes the values unsafe to read."""
     kind = array.type
     if kinds.is_dictionary(kind):
         array.validate(full=True)  # checks that the indices are within the dictionary
@@ -308,7 +308,7 @@ def _has_times(kind: Any) -> bool:
 
 
 def _numbers(array: Any) -> tuple[Values, NDArray[np.bool_] | None]:
-    """Returns the values, and a mask of the rows without nulls. The mask is None if there are no nulls."""
+    """Returns the numbers, and a mask of the rows without nulls. The mask is None if there are no nulls."""
     kind, count = array.type, len(array)
     if isinstance(kind, pa.FixedShapeTensorType):
         values, plain = _numbers(array.storage)
@@ -325,7 +325,7 @@ def _numbers(array: Any) -> tuple[Values, NDArray[np.bool_] | None]:
 
 
 def _flat(array: Any) -> Values:
-    """Returns one number for each row, which is arbitrary for a null."""
+    """Returns a number for each row. The number for a null is arbitrary."""
     kind, count, offset = array.type, len(array), array.offset
     dtype = number_dtype(kind)
     assert dtype is not None
@@ -380,7 +380,7 @@ def is_tokens(kind: Any) -> bool:
 
 
 def list_lengths(array: Any) -> NDArray[np.int64]:
-    """Returns the number of elements of each list in a column (0 for a null), from the lists' offsets."""
+    """Returns the number of elements of each list in a column, or 0 for a null."""
     edges = _edges(array, "i8" if kinds.is_large_list(array.type) else "i4", len(array.values))
     lengths, valid = np.diff(edges).astype(np.int64), _valid(array)
     return lengths if valid is None else lengths * valid
@@ -410,7 +410,7 @@ def _memory(buffer: Any) -> memoryview:
 
 
 def _edges(array: Any, dtype: str, end: int) -> Values:
-    """Returns the offset of each row and the end of the last row. Raises ValueError if they are invalid."""
+    """Returns the offset of each row and the end of the last row. Raises ValueError if the offsets are invalid."""
     buffer, width = array.buffers()[1], int(dtype[1])
     if buffer is None or len(array) == 0:
         return np.zeros(len(array) + 1, dtype)

@@ -77,7 +77,7 @@ def check_decode(decode: Any, names: str) -> None:
 
 
 def column_decoders(decode: Mapping[str, Decoder | None] | None, schema: Any) -> dict[str, Decoding | None]:
-    """Returns the decoding function, or None to keep the bytes, for each column that `decode` names."""
+    """Maps each column that `decode` names to its decoding function, or to None to keep the bytes."""
     if decode is None:
         return {}
     if not isinstance(decode, Mapping):
@@ -109,7 +109,7 @@ def _fields(kind: Any) -> list[Any]:
 
 
 def decoders(decode: bool | Mapping[str, Decoder | None], chosen: bool = True) -> dict[str, Decoding | None]:
-    """Returns the decoding function for each extension, or None to keep the bytes.
+    """Maps each extension to its decoding function, or to None to keep the bytes.
 
     `chosen` is True if the user has chosen the fields. Otherwise JSON is decoded only if `decode` names it, because
     JSON objects with different keys or with nulls cannot be collated.
@@ -131,7 +131,7 @@ def decoders(decode: bool | Mapping[str, Decoder | None], chosen: bool = True) -
 
 
 def same_ends(end: str) -> tuple[str, ...]:
-    """Returns an extension, and the other extensions of the same kind of file, such as jpg and jpeg."""
+    """Returns the extension and its synonyms, such as jpeg for jpg."""
     return next(((end, *(each for each in group if each != end)) for group in _SAME if end in group), (end,))
 
 
@@ -165,9 +165,9 @@ def decoded(
 ) -> Any:
     """Decodes the bytes of a member, or returns them unchanged if no function is known for its extension.
 
-    `end` is the part of the member's name after the first dot. If it has no function, the part after its last dot is
-    tried. `name` describes the member in error messages. `allocate(end, shape, dtype)` returns memory for a result of
-    fixed shape. `limit` is the maximum size, in bytes, of a result of penstock's own functions.
+    `end` is the part of the member's name after the first dot. If `end` has no function, the part after the last dot
+    is tried. `name` describes the member in error messages. `allocate(end, shape, dtype)` returns memory for a result
+    of fixed shape. `limit` is the maximum size, in bytes, of a result of penstock's own functions.
     """
     found = end if end in functions else end.rpartition(".")[2]
     decoding = functions.get(found)
@@ -207,14 +207,15 @@ def decoded(
 
 
 def writes_directly(functions: Mapping[str, Decoding | None], empty: Empty) -> bool:
-    """True if the result of a function may be written directly into a batch whose memory `empty` allocates."""
+    """True if any function may write its results directly into batch memory that `empty` allocates."""
     return type(empty) is not FieldMemory and any(each and each.shape is not None for each in functions.values())
 
 
 def gathered(make: Callable[[Allocate], Iterable[dict[str, Any]]], count: int, empty: Empty) -> Any:
     """Returns a batch of `count` samples, which `make(allocate)` yields one by one.
 
-    Returns NotImplemented if the samples differ in their fields, or in which of their fields are written directly.
+    Returns NotImplemented if the samples have different fields, or if a field is written directly for only some
+    samples.
     """
     outs: dict[str, NDArray[Any]] = {}
     written: Counter[str] = Counter()
@@ -242,7 +243,7 @@ def gathered(make: Callable[[Allocate], Iterable[dict[str, Any]]], count: int, e
 
 
 SIZED = frozenset((np.ndarray, dict))
-"""Types of values that may be larger than the bytes they were decoded from: arrays, and dicts of arrays."""
+"""Types whose values may be larger than the bytes that they were decoded from: arrays, and dicts of arrays."""
 
 
 def nbytes_of(value: Any) -> int:

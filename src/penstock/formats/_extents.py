@@ -36,7 +36,7 @@ class Extents(Format):
     A subclass defines two methods. `decoded(raw, number, row)` converts the bytes of an extent to a sample.
     `find(file)` returns the index of a file as a dict of arrays. The array `starts` holds the offset of each sample
     and the end of the last one; a format may add other arrays. Indexes are built once and then stored, so `kind` must
-    identify what `find` does and its version. `self.indexes` holds the index of each file. A block is about 8 MB of a
+    identify what `find` does, with a version. `self.indexes` holds the index of each file. A block is about 8 MB of a
     file.
 
     >>> import tempfile
@@ -56,7 +56,7 @@ class Extents(Format):
     """
 
     kind: ClassVar[str] = ""
-    """Identifies what `find` does and its version, such as "tar-2". Change it whenever `find` changes."""
+    """Identifies what `find` does, with a version, such as "tar-2". Change it whenever `find` changes."""
 
     indexes: list[Index]
 
@@ -80,7 +80,7 @@ class Extents(Format):
         return start, stop - start
 
     def _extents(self, number: int, rows: NDArray[np.int64]) -> tuple[list[int], list[int]]:
-        """Returns two lists for several rows of a file: their offsets, and their lengths."""
+        """Returns two lists: the offsets and the lengths of these rows of a file."""
         if type(self).extent is not Extents.extent or type(self)._place is not Extents._place:
             firsts, lengths = zip(*(self.extent(number, row) for row in rows.tolist()), strict=True)
             return list(firsts), list(lengths)
@@ -105,7 +105,7 @@ class Extents(Format):
         return np.unique(np.concatenate([*inside, self.edges]))
 
     def _firsts(self, number: int) -> NDArray[np.int64]:
-        """Returns the index of the first row of each block in a file, without the first block."""
+        """Returns the index of the first row of each block in a file, except for the first block."""
         starts = self.indexes[number]["starts"]
         # Convert to the same dtype, because numpy would otherwise read and convert the whole index.
         begins = np.arange(BLOCK, self.files[number].size, BLOCK).astype(starts.dtype)
@@ -140,7 +140,7 @@ class Extents(Format):
     def _raw_samples(
         self, keys: Sequence[int] | NDArray[Any], rows: NDArray[np.int64]
     ) -> Iterator[tuple[bytes, int, int]]:
-        """Yields, for each key, the bytes of its sample, the index of its file, and its row within that file."""
+        """Yields (bytes of the sample, index of the file, row within the file) for each key."""
         numbers, inside = self.locate_each(rows)
         limit = self.max_sample_bytes or 1 << 62
         large = False

@@ -30,7 +30,7 @@ from penstock.source._array import checked_keys
 from penstock.source._dataset import Dataset, remove_bypass, sliced
 
 BLOCK = 8 << 20
-"""Approximate bytes per block if files have no blocks of their own: the size in which remote files are fetched."""
+"""The approximate size in bytes of blocks and remote requests, in formats whose files have no blocks of their own."""
 
 
 class FileRows(NamedTuple):
@@ -99,7 +99,7 @@ class Format(Dataset[Any]):
         self.files = find_files(paths, self.suffixes, name, Access.of(name, files))
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Shows the `**files` arguments in a subclass's signature, for `help`, completion and `penstock.open`."""
+        """Lists the keywords of `**files` in a subclass's signature, for `help`, completion and `penstock.open`."""
         super().__init_subclass__(**keywords)
         for name in ("__views__", "__gather__"):
             remove_bypass(cls, name, ("sample", "samples"))
@@ -145,7 +145,7 @@ class Format(Dataset[Any]):
         """Returns, for each file, a value that changes when the content of the file changes.
 
         The value must be cheap to obtain, for example a checksum in the file's header. A resume state stores these
-        values, so that it cannot be resumed with different files. Copies of a file have the same value.
+        values, so that the state cannot be resumed with different files. Copies of a file have the same value.
         """
         return [None] * len(self.files)
 
@@ -167,7 +167,7 @@ class Format(Dataset[Any]):
     def index(self, kind: str, find: MakeIndex) -> list[Index]:
         """Returns the index of each file, which consists of the named arrays that `find(file)` returns.
 
-        Indexes are built once and then stored (docs/formats.md). `kind` identifies what `find` does and its version,
+        Indexes are built once and then stored (docs/formats.md). `kind` identifies what `find` does, with a version,
         such as "tar-2"; change it whenever `find` changes. `find` must be a module-level function, or a
         `functools.partial` of one, because it is sent to other processes.
         """
@@ -196,7 +196,7 @@ class Format(Dataset[Any]):
         return number, row - self.edges.item(number)
 
     def locate_each(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Does the same as `locate` for an array of rows. Returns two arrays."""
+        """Like `locate`, but for an array of rows. Returns two arrays."""
         numbers = self.edges.searchsorted(rows, "right") - 1
         return numbers, rows - self.edges[numbers]
 
@@ -241,7 +241,7 @@ class Format(Dataset[Any]):
         return int(self.edges[-1])
 
     def __getitem__(self, key: SupportsIndex | slice) -> Any:
-        """Returns the sample for an int key, as a list does, or a `Subset` of the samples for a slice."""
+        """Returns one sample for an int, which may be negative as in a list, or a `Subset` for a slice."""
         n = len(self)
         if isinstance(key, slice):
             return sliced(self, key)

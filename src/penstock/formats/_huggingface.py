@@ -36,8 +36,8 @@ class HuggingFace(Table):
     Workers share a memory-mapped table; a dataset in memory is sent to them. Needs `pip install ".[huggingface]"`.
 
     `decode={"image": function}` decodes a column of images by a function of bytes, for example a
-    `penstock.image.Transform`, instead of the dataset: rows are then read directly. With None in place of
-    the function, the sample has the bytes.
+    `penstock.image.Transform`. The dataset itself then does not decode the column, so rows are read directly. With
+    None in place of the function, the sample has the bytes.
 
     Reading a sample with an image raises an error if, according to the image's header, its pixels have more than
     `max_sample_bytes`.

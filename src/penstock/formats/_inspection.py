@@ -55,7 +55,7 @@ class Inspection:
 
 
 def fields_of(sample: Any, name: str = "") -> Iterator[FieldInfo]:
-    """Yields the fields of a sample. The names of nested fields are joined by dots."""
+    """Yields the fields of a sample. Nested fields have dotted names, such as "a.b"."""
     inner: Mapping[Any, Any] | None = None
     if isinstance(sample, Mapping):
         inner = sample

@@ -75,7 +75,7 @@ class TextLines(Extents):
         return text[:-2] if text.endswith("\r\n") else text.removesuffix("\n")
 
     def _refuse(self, number: int, row: int, byte: int, what: str) -> NoReturn:
-        """Raises FormatError about a line. `what` says what is wrong at the offset `byte` of the line."""
+        """Raises FormatError for a line. `what` describes the problem at the offset `byte` within the line."""
         line, byte = self._place(number, row) + 1, self.extent(number, row)[0] + byte
         raise FormatError(f"{self.files[number].path}, line {line:,}, byte {byte:,}: {what}.")
 

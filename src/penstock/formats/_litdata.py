@@ -1,10 +1,11 @@
 """`LitData` reads the chunks of LitData's optimized datasets by key.
 
-    index.json:  for each chunk: name, number of samples, size; for all samples: structure as a tree, leaf formats
+    index.json:  for each chunk: name, number of samples, size
+                 for all samples together: their structure (a tree), and the format of each leaf
     a sample:    the size of each leaf (4 bytes each) | the leaves
-    or:          after the head of the chunk an Arrow file with a row per sample | its length (4) | end marker (8)
 
-`_sharded.py` describes the layout of a chunk. Token datasets store the ids of all samples one after the other.
+`_sharded.py` describes the layout of a chunk. Token datasets store the ids of all samples one after the other. In
+some chunks, the samples are rows of an Arrow file, which is followed by its length (4 bytes) and an end marker (8).
 """
 
 from __future__ import annotations
@@ -210,7 +211,7 @@ def _keys(form: Any) -> Sequence[Any]:
 
 
 def _names(form: Any, name: str = "") -> Iterator[str]:
-    """Yields the path of each leaf in the structure of a sample, joined by dots."""
+    """Yields the dotted path of each leaf in a sample's structure."""
     if form["type"] is None:
         yield name
         return
@@ -228,7 +229,7 @@ def _built(form: Any, leaves: Iterator[Any]) -> Any:
 
 
 def _dtype(encoding: str) -> np.dtype[Any] | None:
-    """Returns the dtype of arrays stored without a header, or None if numpy lacks it (bfloat16)."""
+    """Returns the dtype of arrays stored without a header, or None if numpy lacks that dtype (bfloat16)."""
     kind, _, code = encoding.partition(":")
     name = (_NUMPY if kind.endswith("numpy") else _TENSORS)[int(code)]
     return None if name == "bfloat16" else np.dtype(name)

@@ -1,7 +1,7 @@
 """`MDS` reads the shards of MosaicML's streaming library by key.
 
     index.json:  for each shard: name, number of samples, size, hashes, and names, encodings and sizes of the columns
-    a sample:    sizes of the columns without a fixed size (4 bytes each) | the columns, in the order of their names
+    a sample:    the size of each variable-size column (4 bytes) | the columns, in the order of index.json
 
 `_sharded.py` describes the layout of a shard.
 """
@@ -118,7 +118,7 @@ class MDS(Sharded):
 
 
 def _array(dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, raw: bytes) -> NDArray[Any]:
-    """Decodes an array. A `dtype` or `shape` that is None is read from the bytes before the numbers."""
+    """Decodes an array. If `dtype` is None, the dtype is stored before the numbers; likewise for `shape`."""
     at = 0
     if dtype is None:
         dtype, at = np.dtype(_DTYPES[raw[0]]), 1

@@ -1,8 +1,9 @@
 """`Megatron` reads Megatron-LM's indexed datasets: a `.bin` with ids, and an `.idx` with the starts of sequences.
 
     the .idx:  MMIDIDX and two zeros | version (8 bytes) | dtype code (1) | number of sequences (8) | n (8)
-               length of each sequence (4) | its offset in the .bin (8) | n indices of sequences (8): the first
-               of each document, and the end | for some datasets one more byte for each sequence
+               | length of each sequence (4) | offset of each sequence in the .bin (8)
+               | n sequence numbers (8): the first sequence of each document, then the total number of sequences
+               | in some datasets, one more byte for each sequence
 
 Numbers are little-endian. The sequences fill the .bin without gaps.
 """
@@ -112,7 +113,7 @@ class Megatron(Extents):
         return np.concatenate([*inside, self.edges[-1:]])
 
     def __lengths__(self) -> NDArray[np.int64]:
-        """Returns the number of ids in each sequence, from the index. No id is read."""
+        """Returns the number of ids in each sequence, from the index, without reading ids."""
         sizes = [np.diff(index["starts"].astype(np.int64)) for index in self.indexes]
         return np.concatenate([np.empty(0, np.int64), *sizes]) // self.dtype.itemsize
 
@@ -145,7 +146,7 @@ def idx_path(path: FilePath | AnyFile) -> FilePath | AnyFile:
 
 
 def dtype_beside(file: AnyFile) -> np.dtype[Any] | None:
-    """Returns the dtype of a local `.bin` from Megatron's `.idx` beside it, or None if there is none."""
+    """Returns the dtype that the `.idx` beside a local `.bin` names, or None if there is no valid `.idx`."""
     stem, end = os.path.splitext(file.path)
     if end != ".bin" or not isinstance(file, File):
         return None

@@ -3,12 +3,11 @@
     file:     "ARROW1\\0\\0" | stream | footer | length of the footer | "ARROW1"
     stream:   message with the schema | messages with dictionaries or record batches | end
     message:  ffffffff | length of the metadata (4 bytes) | metadata | body
-              (before Arrow 0.15 without ffffffff; a length of 0 is the end)
+              (a length of 0 marks the end; before Arrow 0.15, there was no ffffffff)
 
 The metadata is a FlatBuffer with the table `Message`, whose fields are version, header type, header, and body length.
-If the header type is RecordBatch, the first field of the header is the number of rows, and its fourth field exists
-only if the buffers are compressed. pyarrow is not used here, because its functions for this also decompress the
-batches.
+If the header type is RecordBatch, the first field of the header is the number of rows, and the fourth field exists
+only if the buffers are compressed. pyarrow is not used here, because it would also decompress the batches.
 """
 
 from __future__ import annotations
@@ -116,13 +115,13 @@ def _message(file: AnyFile, look: Look, at: int) -> tuple[int, int, bool, int] |
 
 
 def _head(content: Any) -> tuple[int, int]:
-    """Returns the length of a message's metadata, and the offset at which it begins."""
+    """Returns the length of a message's metadata, and the offset at which the metadata begins."""
     (length,) = struct.unpack_from("<I", content)
     return (struct.unpack_from("<I", content, 4)[0], 8) if length == _CONTINUED else (length, 4)
 
 
 def unpacked_bytes(content: Any) -> int:
-    """Returns the decompressed size of a message in bytes, or 0 if it is not compressed or not readable."""
+    """Returns the decompressed size of a message in bytes, or 0 if it is uncompressed or unreadable."""
     try:
         length, begin = _head(content)
         message, body = content[begin : begin + length], begin + length
@@ -148,7 +147,7 @@ def count_batches(file: AnyFile, look: Look) -> int:
 
 
 def _named(file: AnyFile, look: Look) -> tuple[list[MessageRange], list[MessageRange]]:
-    """Returns the byte ranges of the metadata of dictionaries and of record batches, read from the footer."""
+    """Returns (dictionaries, record batches): the byte ranges of their metadata, as listed in the footer."""
     (length,) = struct.unpack("<i", look(file.size - 10, file.size - 6))
     if not 8 < length <= file.size - 10:
         raise struct.error
@@ -168,7 +167,7 @@ def _blocks(footer: Any, table: _FlatBufferTable, field: int) -> list[MessageRan
 
 
 def look_ahead(file: AnyFile) -> Look:
-    """Fetches the metadata of all messages, and returns a function that reads byte ranges of the file."""
+    """Fetches the metadata that the footer (if any) lists. Returns a function that reads byte ranges of the file."""
     looks = _Looks(file)
     try:
         if looks(0, min(6, file.size)) == b"ARROW1":
@@ -211,7 +210,7 @@ class _Looks:
 
 
 class _FlatBufferTable:
-    """A table in a FlatBuffer. Methods raise struct.error if an offset is outside of the buffer."""
+    """A table in a FlatBuffer. Methods raise struct.error if an offset is outside the buffer."""
 
     def __init__(self, content: Any, at: int) -> None:
         self._content, self._at = content, at
@@ -236,7 +235,7 @@ class _FlatBufferTable:
         return self._unpack(form, self._at + offset)[0] if offset else 0
 
     def below(self, field: int) -> int:
-        """Returns the offset of the table or list that a field refers to. Raises struct.error if it is missing."""
+        """Returns the offset of the table or list in a field. Raises struct.error if the field is missing."""
         offset = self._offset(field)
         if not offset:
             raise struct.error

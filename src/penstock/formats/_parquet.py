@@ -125,7 +125,7 @@ class Parquet(Table):
         return [(start, stop) for start, stop in found[begin:end, 1:].tolist()]
 
     def _find_columns(self, number: int) -> NDArray[np.int64]:
-        """Returns the byte ranges of a remote file's columns, and divides the file into pieces at their edges."""
+        """Returns the byte ranges of a remote file's columns, and divides the file at the edges of these ranges."""
         file = self.files[number]
         assert isinstance(file, RemoteFile)
         try:
@@ -146,7 +146,7 @@ class Parquet(Table):
 
 
 def _check_size(chunks: Sequence[ColumnChunk], rows: int, name: str, limit: int) -> None:
-    """Raises SampleTooLarge if, according to the footer, a row group is too large: see `check_block`."""
+    """Raises SampleTooLarge if the footer shows that a row group is too large (see `check_block`)."""
     # Values are counted too, because a long run of equal values takes only a few bytes in the file. A value of text
     # or binary data has an offset of at least 4 bytes.
     nbytes = sum(max(chunk.nbytes, chunk.values * _WIDTHS.get(chunk.type, 4)) for chunk in chunks)
@@ -166,10 +166,10 @@ class _Text:
         found = [chunk for chunk in chunks if chunk.type == "BYTE_ARRAY" and chunk.has_dictionary]
         self.paths, self._values = [chunk.path for chunk in found], sum(chunk.values for chunk in found)
         self.may_exceed = sum(chunk.values * chunk.nbytes for chunk in found) > self._allowed
-        """False if the strings cannot exceed the limit, even if each of them were as large as its whole column."""
+        """False if the strings would fit within the limit even if each string were as large as its whole column."""
 
     def check(self, opened: Any, name: str) -> None:
-        """Raises SampleTooLarge if the decoded strings are too large. `opened` must use `read_dictionary`."""
+        """Raises SampleTooLarge if the decoded strings are too large. `opened` needs `read_dictionary`."""
         check_block(name, self._rows, self._nbytes(opened), self._limit)
 
     def _nbytes(self, opened: Any) -> int:
@@ -195,7 +195,7 @@ def _dictionaries(column: Any) -> Iterator[Any]:
 
 
 def _longest(column: Any) -> int:
-    """Returns the size in bytes of the longest dictionary entry, or 0 if a dictionary is missing or empty."""
+    """Returns the longest dictionary entry's size in bytes, or 0 if there are no dictionaries or one is empty."""
     import pyarrow.compute as pc
 
     found = [pc.max(pc.binary_length(each.dictionary)).as_py() or 0 for each in _dictionaries(column)]
@@ -233,7 +233,7 @@ def _batches(opened: Any, part: int, columns: Sequence[str]) -> list[Any]:
 
 
 class _Ends:
-    """The final bytes of remote files, with their footers. They are sent to the workers, which saves requests."""
+    """The final bytes of remote files, which contain the footers. Sending them to the workers saves requests."""
 
     def __init__(self, ends: Sequence[NDArray[np.uint8]]) -> None:
         sizes = np.array([len(end) for end in ends], np.int64)
@@ -242,18 +242,14 @@ class _Ends:
         self._edges = np.concatenate([[0], sizes.cumsum()])
 
     def __getitem__(self, number: int) -> bytes:
-        """Returns the final bytes of a file.
-
-        Returns b"" for a local file, and for a file with which the ends would exceed `_SENT` bytes in total.
-        """
+        """Returns the final bytes of a file, or b"" if they are not stored. At most `_SENT` bytes are stored."""
         return self._all[self._edges[number] : self._edges[number + 1]].tobytes()
 
 
 def _footer(file: AnyFile) -> Mapping[str, NDArray[Any]]:
-    """Describes a file as `_described` does.
+    """Returns the result of `_described`, which is cached for a local file with a large footer.
 
-    The description is stored if the file is local and its footer is large. The description of a remote file includes
-    the file's final bytes, as `end`.
+    For a remote file, the result also contains the file's final bytes, as `end`.
     """
     if not isinstance(file, RemoteFile):
         (length,) = _LENGTH.unpack(_checked(file, file.read(max(0, file.size - 8), min(8, file.size)))[-8:-4])
@@ -263,7 +259,7 @@ def _footer(file: AnyFile) -> Mapping[str, NDArray[Any]]:
 
 
 def _end(file: AnyFile) -> bytes:
-    """Returns the footer and the eight bytes after it, in one request unless the footer is large."""
+    """Reads the footer and the eight bytes after it. This takes one request unless the footer is large."""
     some = min(file.size, _TAIL)
     end = _checked(file, file.peek(file.size - some, some))
     (length,) = _LENGTH.unpack(end[-8:-4])
@@ -296,7 +292,7 @@ def _not_parquet(file: AnyFile, why: str) -> NoReturn:
 
 
 def _described(file: AnyFile, end: bytes = b"") -> dict[str, NDArray[Any]]:
-    """Returns the rows of each row group, the schema, and the footer's CRC-32, which changes if the data changes."""
+    """Returns the row count of each row group, the schema, and the footer's CRC-32, which reveals changed data."""
     end = end or _end(file)
     metadata = _metadata(file, end)
     try:

@@ -1,8 +1,12 @@
 """Reads protobuf messages without a protobuf library.
 
-A message is a sequence of fields, each of which is a tag (field number << 3 | wire type) and a value. Depending on
-the wire type, the value is an integer with 7 bits per byte, 8 bytes, 4 bytes, or a length followed by that many
-bytes.
+A message is a sequence of fields. A field is a tag (field number << 3 | wire type) and a value. The wire type
+determines the form of the value:
+
+    VARINT   an integer of variable length, with 7 bits of the number in each byte
+    EIGHT    8 bytes
+    BYTES    a length (an integer like VARINT), followed by that many bytes
+    FOUR     4 bytes
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ class MessageError(ValueError):
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
-    """Yields (field number, wire type, value) of each field. A `VARINT` is an int; other values are bytes."""
+    """Yields (field number, wire type, value) for each field. A `VARINT` is an int; other values are bytes."""
     at = 0
     while at < len(message):
         tag, at = integer(message, at)
@@ -30,10 +34,7 @@ def fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
 
 
 def numbers(message: memoryview, wire_type: int) -> Iterator[Any]:
-    """Yields the numbers of a message that has only field 1, packed or not.
-
-    For the wire type `FOUR`, yields raw buffers.
-    """
+    """Yields the numbers in field 1, the message's only field. With `FOUR`, yields runs of numbers as bytes."""
     for field, found_type, found in fields(message):
         if field != 1 or found_type not in (wire_type, BYTES):
             raise MessageError(f"a list of numbers has a field {field} of wire type {found_type}")
@@ -47,7 +48,7 @@ def numbers(message: memoryview, wire_type: int) -> Iterator[Any]:
 
 
 def integer(message: memoryview, at: int) -> tuple[int, int]:
-    """Returns the variable-length integer at the offset `at`, and the offset after it."""
+    """Returns the variable-length integer at the offset `at`, and the offset after the integer."""
     value = 0
     for shift in range(0, 70, 7):
         if at + shift // 7 >= len(message):

@@ -1,4 +1,4 @@
-"""The formats of users and installed packages, which `penstock.open` and `penstock inspect` consult."""
+"""Formats registered by users and installed packages, for `penstock.open` and `penstock inspect`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def unregister(format: type[Format]) -> None:
 
 
 def registered() -> tuple[type[Format], ...]:
-    """Returns the registered formats, starting with the most recent one."""
+    """Returns the registered formats, latest first."""
     return tuple(_registered)
 
 

@@ -15,7 +15,7 @@ from penstock.formats._archive import Member, check_complete, member_at
 from penstock.formats._extents import compact, refuse_compressed
 
 KIND = "tar-2"
-"""Name and version of the index that `find_samples` builds. Change it whenever the index changes."""
+"""Name and version of the index that `find_samples` builds. Change the version whenever the index changes."""
 
 _PIECE = 1 << 20
 
@@ -51,10 +51,10 @@ class FaultRaisingFile(AnyFile):
 def find_samples(file: AnyFile) -> Arrays:
     """Returns the index of a tar file. Adjacent members with the same sample key form a row.
 
-    - `starts` holds the offset of each row, followed by the end of the last one.
+    - `starts` holds the offset of each row, followed by the end of the last row.
     - `apart` holds pairs of rows with the same key. The first row of each pair cannot be read.
-    - `fault` is present if the tar is damaged. It holds the offset of the damage, and the index of the last row,
-      which stands for everything that cannot be read.
+    - `fault` is present if the tar is damaged. It holds the offset of the damage, and the index of the last row.
+      That row stands for everything that cannot be read.
     """
     refuse_compressed(file)
     archive, samples = FaultRaisingFile(file), TarSamples()
@@ -72,7 +72,7 @@ def find_samples(file: AnyFile) -> Arrays:
 
 
 class TarSamples:
-    """Groups the members of a tar file, which are added one by one, into samples."""
+    """Groups the members of a tar file into samples. Members are added one by one."""
 
     def __init__(self) -> None:
         self._starts, self._apart = array("q"), array("q")
@@ -118,7 +118,7 @@ class TarSamples:
 
 
 def follow(archive: AnyFile, at: int) -> None:
-    """Raises the error that describes the damage at the offset `at` of a tar."""
+    """Reads a damaged tar at the offset `at`, to raise the error that describes the damage."""
     member = member_at(archive, at)
     if member is None:
         _check_rest(archive, at)

@@ -13,7 +13,7 @@ from penstock.formats._table import unreadable
 
 
 def common_schema(paths: Sequence[str], schemas: Sequence[bytes], columns: Iterable[str] | None) -> Any:
-    """Returns the schema of the chosen columns (by default all), which must be the same in all files."""
+    """Returns the schema of the chosen columns (by default, all). Raises FormatError if it differs between files."""
     chosen = chosen_columns(_restored(schemas[0], paths[0]), columns, paths[0])
     wanted = {field.name: form_of(field.type) for field in chosen}
     seen = {schemas[0]}
@@ -58,7 +58,7 @@ def _names(columns: Iterable[str]) -> list[str]:
 
 
 def _check(schema: Any, path: str, wanted: dict[str, str], first: str, all_columns: bool) -> None:
-    """Raises FormatError if a file lacks a wanted column, or has it with another type.
+    """Raises FormatError if a wanted column is missing from a file, or has another type there.
 
     `first` is the path of the first file, with which all files are compared. If `all_columns` is True, additional
     columns are an error, too.

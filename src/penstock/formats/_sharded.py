@@ -46,7 +46,7 @@ class Shard(NamedTuple):
 
 
 class Sharded(Extents):
-    """A dataset of shards listed in index files. A shard is a block. Subclasses define `listed` and `decoded`."""
+    """A dataset of shards listed in index files. Each shard is a block. Subclasses define `listed` and `decoded`."""
 
     suffixes = ("index.json",)
 
@@ -65,7 +65,7 @@ class Sharded(Extents):
         self.set_rows([self.rows_of(shard) for shard in self._shards])
 
     def listed(self, index: AnyFile, about: Any) -> list[Shard]:
-        """Returns the shards that an index lists. `about` is its parsed JSON. An invalid index raises an error."""
+        """Returns the shards that an index lists. `about` is the parsed index. An invalid index raises an error."""
         raise NotImplementedError
 
     def rows_of(self, shard: Shard) -> int:
@@ -84,7 +84,7 @@ class Sharded(Extents):
         return start, int(starts[row + 1]) - start
 
     def _head(self, number: int) -> tuple[NDArray[np.uint32], int]:
-        """Returns the offset of each sample and the end of the last one, and the size of this array in bytes."""
+        """Returns (array, its size in bytes). The array holds the offset of each sample, and the end of the last."""
         file, n = self.files[number], self._shards[number].samples
         head = np.frombuffer(file.read(0, min(file.size, 4 * (n + 2))), "<u4", min(file.size // 4, n + 2))
         if len(head) < n + 2 or head[0] != n:
@@ -95,7 +95,7 @@ class Sharded(Extents):
         return starts, starts.nbytes
 
     def parts(self, raw: bytes, number: int, row: int, fixed: Sequence[int | None]) -> list[bytes]:
-        """Splits a sample into its fields. `fixed` holds each field's size, or None if the sample itself holds it."""
+        """Splits a sample into its fields. `fixed` holds each field's size, or None if the sample stores the size."""
         free, ends = fixed.count(None), [0]
         if len(raw) >= 4 * free:
             sizes = iter(struct.unpack_from(f"<{free}I", raw))
@@ -133,8 +133,8 @@ class Sharded(Extents):
 class Field(NamedTuple):
     """A field of the samples.
 
-    `function` decodes the field's bytes. It is None if they stay undecoded. `is_given` is True if the user has passed
-    the function. `refusal` says why the field cannot be read, and is empty if it can.
+    `function` decodes the field's bytes; None keeps the bytes. `is_given` is True if the user has passed the
+    function. `refusal` says why the field cannot be read, or is "" if it can be read.
     """
 
     name: str

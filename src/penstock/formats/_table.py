@@ -1,4 +1,4 @@
-"""The base class of formats with columns, whose rows come from Arrow record batches."""
+"""The base class of formats whose rows come from Arrow record batches."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ _DROPPED, _WASTE = 64, 20
 
 
 class Table(Format):
-    """A dataset of the rows of Arrow record batches. A sample is a dict with a value for each column.
+    """A dataset whose samples are rows of Arrow record batches, as dicts with a value for each column.
 
     A subclass calls `_set_schema` and `set_rows`, and defines `_read`. A block is always read as a whole.
     """
 
     schema: Any
     columns: list[str]
-    """The names of the columns, in the order of the samples' fields."""
+    """The column names, in the order of a sample's fields."""
     decode: Mapping[str, Decoder | None] | None = None
-    """The functions that decode columns of encoded files, by column."""
+    """Maps each column that contains encoded files to its decoding function."""
     _decoders: Mapping[str, Decoding | None] = {}
     _part: ClassVar[str] = "part"
     """The word for a block in error messages, such as "row group"."""
@@ -95,7 +95,7 @@ class Table(Format):
         self.decode, self._decoders = decode, column_decoders(decode, self.schema)
 
     def _set_batches(self, table: Any) -> list[Any]:
-        """Makes each record batch of a `pyarrow.Table` a block of this dataset. Returns the record batches."""
+        """Makes a block for each record batch of a `pyarrow.Table`. Returns the record batches."""
         batches = [batch for batch in table.select(self.columns).to_batches() if batch.num_rows]
         self.set_rows([[batch.num_rows for batch in batches]])
         return batches
@@ -110,7 +110,7 @@ class Table(Format):
     # Blocks.
 
     def _block(self, number: int, rows: int) -> list[Cells]:
-        """Returns a decoded block, of which the caller will use `rows` rows (see `_check_use`)."""
+        """Returns a decoded block. `rows` is the number of rows that the caller will use (see `_check_use`)."""
         self._used += rows
         return self._kept.get(number, self._opened)
 
@@ -133,7 +133,7 @@ class Table(Format):
         return block, _VIEW if is_elsewhere else sum(batch.nbytes for batch in batches)
 
     def _batches_of(self, number: int) -> tuple[list[Any], bool]:
-        """Returns the record batches of a block, and True if other processes share their memory."""
+        """Returns the record batches of a block, and whether the batches are views of mapped or shared memory."""
         if self._is_mapped(number):
             return self._read(number), True
         if not is_worker_process() or not self._lasts:  # threads share `_kept`
@@ -154,7 +154,7 @@ class Table(Format):
         return serialized(batches[0].schema, batches)  # types may differ between files
 
     def __foresee__(self, forecast: Forecast) -> Any:
-        """Does the same as `Format.__foresee__`, and keeps decoded blocks in memory while the loader needs them."""
+        """Extends `Format.__foresee__`: also keeps decoded blocks in memory while the loader needs them."""
         scout = super().__foresee__(forecast)
         if not HAS_PROCESSES or all(map(self._is_mapped, range(len(self.blocks) - 1))):
             return scout
@@ -237,7 +237,7 @@ class Table(Format):
         return sample
 
     def _bytes_of(self, image: dict[str, Any], column: str, row: int) -> bytes:
-        """Returns the bytes of a file that is stored in Hugging Face's form, a dict with its bytes and its path."""
+        """Returns the bytes of a file that is stored in Hugging Face's form: a dict with `bytes` and `path`."""
         data: bytes | None = image["bytes"]
         if data is None:
             raise FormatError(
@@ -294,9 +294,9 @@ class Table(Format):
         )
 
     def __views__(self, keys: Sequence[int]) -> dict[str, list[NDArray[Any]]] | None:
-        """Returns views of the columns: see `Views`.
+        """Returns views of the columns (see `Views`), or None if the batch must be copied.
 
-        Returns None if a block must be decoded, because views would keep all blocks in memory.
+        Views are made only of cached blocks, because a view keeps its whole block in memory.
         """
         if self._decoders:
             return None
@@ -329,11 +329,11 @@ class Table(Format):
 
     @property
     def __lengths__(self) -> Lengths:
-        """Returns the number of tokens of each row, from the offsets of the lists. No token is read.
+        """Returns the number of tokens in each row, from the offsets of the lists, without reading tokens.
 
-        A table does not have this method if no column has lists of integers, or if the offsets cannot be read without
-        the lists (in Parquet, compressed and remote files). If several columns have such lists, the column `tokens`
-        or `input_ids` is used, or else the first of them.
+        A table does not have this method if no column has lists of integers, or if reading the offsets means reading
+        the lists, too (Parquet files, compressed files, remote files). If several columns have lists of integers, the
+        column `tokens` or `input_ids` is used, or else the first of these columns.
         """
         from penstock.formats._cells import is_tokens
 
@@ -386,7 +386,7 @@ def deserialized(data: Any) -> list[Any]:
 
 
 def unreadable(where: str, error: Exception, remedy: str = "") -> NoReturn:
-    """Raises FormatError if pyarrow failed because of the file's content. Otherwise raises `error` again."""
+    """Raises FormatError if pyarrow failed because of the file's content. Otherwise re-raises `error`."""
     raise_unless_damage(error, where)
     said = " ".join(str(error).split()).rstrip(".")[:300]
     raise FormatError(
@@ -403,7 +403,7 @@ def need_pyarrow(reader: str, extra: str = "parquet") -> None:
 
 
 class _Out:
-    """A column of a batch that is being filled: an array in the batch's memory, or a list of str or bytes."""
+    """A batch column that is being filled: an array in the batch's memory, or a list of str or bytes."""
 
     __slots__ = ("_into", "array")
 

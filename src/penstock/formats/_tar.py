@@ -107,9 +107,9 @@ class Tar(Extents):
     def _warn_of_unused(self, decode: Mapping[str, Any]) -> None:
         """Warns if `decode` has an extension that the samples do not seem to have.
 
-        The extension is compared with `fields` or, without them, with the first members of the first tar if it is
-        local. In the second case, extensions that penstock knows are not checked, because a dict for jpg and png may
-        be used for tars with only one of the two.
+        If `fields` is given, compares the extensions with the fields. Otherwise compares them with the first members
+        of the first tar, if this tar is local, and does not warn about extensions that penstock knows: the
+        same `decode` may serve tars that contain jpg or png, and tars that contain only jpg.
         """
         if self._read is not None:
             unused = unused_ends(decode, self._read)
@@ -217,7 +217,7 @@ class Tar(Extents):
         return sample
 
     def _left(self, left: int, value: Any, where: _Where) -> int:
-        """Returns how many of the `left` bytes remain after `value`. Raises SampleTooLarge if none remain."""
+        """Returns how many of the `left` bytes remain after `value`. Raises SampleTooLarge if none do."""
         left -= nbytes_of(value)
         if left <= 0:
             assert self.max_sample_bytes is not None
@@ -275,8 +275,8 @@ class Tar(Extents):
 class BadRows:
     """The rows of a tar that cannot be read.
 
-    These are all rows from `lost` on, if the tar is damaged at the offset `byte`, and the rows in `others`, whose
-    samples have members elsewhere in the tar. `others` maps each of these rows to another row of the same sample.
+    If the tar is damaged at the offset `byte`, no row from `lost` on can be read. A row in `others` cannot be
+    read because the members of its sample are not adjacent: `others` maps it to another row of the same sample.
     """
 
     def __init__(self, rows: int, lost: int, byte: int, others: dict[int, int]) -> None:
@@ -314,7 +314,7 @@ def _rest(row: int, nbytes: int) -> str:
 
 
 def _first_fields(file: AnyFile) -> list[str]:
-    """Returns the names of the fields among the first members of a tar. Stops if the tar is damaged."""
+    """Returns the field names of a tar's first members. Stops where the tar is damaged."""
     found: dict[str, None] = {}
     at = 0
     try:

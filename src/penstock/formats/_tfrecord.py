@@ -2,8 +2,8 @@
 
     a record:  its length (8 bytes) | CRC of the length (4) | its content | CRC of the content (4)
 
-Numbers are little-endian. A CRC is a masked CRC-32C. The content is usually a `tf.train.Example`, a protobuf message
-with a map from names to lists of bytes, floats or integers.
+Numbers are little-endian. Both CRCs are masked CRC-32Cs. The content is usually a `tf.train.Example`, a protobuf
+message with a map from names to lists of bytes, floats or integers.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class TFRecord(Extents):
 
 
 def example(message: bytes, arrays: Iterable[str] = ()) -> dict[str, Any]:
-    """Returns the features of a `tf.train.Example`, sorted by name because protobuf maps are unordered."""
+    """Returns the features of a `tf.train.Example`, sorted by name. (A protobuf map has no fixed order.)"""
     features: dict[str, Any] = {}
     for number, some in _fields(memoryview(message)):
         if number != 1:
@@ -133,7 +133,7 @@ def example(message: bytes, arrays: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def _fields(message: Any) -> Iterator[tuple[int, Any]]:
-    """Yields the number and the content of each field. All fields must be messages, text or bytes."""
+    """Yields (field number, content) for each field. Raises MessageError if a field does not hold bytes."""
     if not isinstance(message, memoryview):
         raise MessageError("a number was found where a message should be")
     for number, wire_type, found in fields(message):
@@ -143,7 +143,7 @@ def _fields(message: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _values(feature: memoryview, is_list: bool) -> Any:
-    """Returns a feature's value, or a list or array of values. Field 1 holds bytes, 2 floats, 3 integers."""
+    """Returns a feature's values or, if there is only one and `is_list` is False, that value itself."""
     found: Any = np.empty(0, np.float32)
     for kind, message in _fields(feature):
         if kind == 1:

@@ -185,12 +185,12 @@ class Tokens(Format):
 
 
 class _MappedSamples:
-    """The samples of memory-mapped files. All files are mapped into one region of memory.
+    """Samples from files that are memory-mapped into one region of memory.
 
-    The region is divided into units of equal size, and each sample begins at the start of a unit. If samples consist
-    of whole units (usually one), numpy's `take` copies them directly to their destination. Other samples,
-    which usually overlap, are first copied to a temporary array, because numpy cannot copy them directly into a given
-    array. The second copy is cheap, because the data is still in the processor's cache.
+    The region is divided into units of equal size, and each sample begins at the start of a unit. If each sample
+    consists of whole units (usually one), numpy's `take` copies the samples directly to their destination. Otherwise,
+    samples usually overlap, and numpy cannot copy them directly. They are copied to a temporary array, and from
+    there to their destination. The second copy is cheap: the data is still in the processor's cache.
     """
 
     def __init__(self, tokens: Tokens, memory: NDArray[np.uint8], begins: NDArray[np.int64]) -> None:
@@ -221,7 +221,7 @@ class _MappedSamples:
         return self.taken_from(self.starts(rows))
 
     def starts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the index of the first unit of each row's sample."""
+        """Returns, for each sample number in `rows`, the index of the unit at which the sample begins."""
         starts = rows if self._step == 1 else rows * self._step
         if len(self._firsts) > 1:
             starts = starts + self._firsts[self._edges.searchsorted(rows, "right") - 1]
@@ -248,12 +248,12 @@ class _MappedSamples:
         return found.view(self._dtype).reshape(len(starts), -1)
 
     def _all_parts(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the indices of all units of the samples that begin at these units."""
+        """Returns the indices of all units in the samples that begin at the units `starts`."""
         return starts if len(self._parts) == 1 else (starts[:, np.newaxis] + self._parts).reshape(-1)
 
 
 class _PartlyMappedSamples:
-    """The samples of several files, some of which are remote. A batch is read if part of it is not memory-mapped."""
+    """Samples from several files, some of them remote. Reads a batch from the files unless all of it is mapped."""
 
     def __init__(self, tokens: Tokens, span: Span) -> None:
         self._span, self._read = span, _ReadSamples(tokens)
@@ -279,7 +279,7 @@ class _PartlyMappedSamples:
 
 
 class _ReadSamples:
-    """Samples from files that are read instead of memory-mapped, because some of them are remote."""
+    """Samples from files that are read instead of memory-mapped."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._files, self._headers, self._edges = tokens.files, tokens._headers, tokens.edges
@@ -317,7 +317,7 @@ def _checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 
 
 def _header(file: AnyFile, begin: bytes, dtype: np.dtype[Any]) -> int:
-    """Returns the size of a file's header, or 0. Raises FormatError if the file cannot contain ids of this dtype."""
+    """Returns the size of a file's header, or 0. Raises FormatError if the ids cannot be of type `dtype`."""
     for at, magic, what, remedy in (*_NO_IDS, *_RECORDS * TFRecord.matches(begin)):
         if begin.startswith(magic, at):
             raise FormatError(

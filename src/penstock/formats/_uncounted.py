@@ -1,4 +1,4 @@
-"""`UncountedTar`, which counts the samples of a tar only when the tar is needed, and its sampler."""
+"""`ShardSampler`, and `UncountedTar`, which counts a tar's samples only when the tar is needed."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ class ShardSampler(Sampler[int]):
     """Yields the keys of an `UncountedTar`: shards in random order, samples mixed within `window` consecutive shards.
 
     The order depends only on the number of samples in each shard, and on one random number per epoch. So with
-    `seed=`, the order is the same on all ranks and after a resume. It is similar to `shuffle="blocks"` with one block
-    per shard, but the first keys are known before all shards have been read.
+    `seed=`, the order is the same on all ranks and after a resume. `shuffle="blocks"` with one block per
+    shard gives a similar order, but needs the number of samples in all shards before the first key is known.
     """
 
     def __init__(self, data: UncountedTar, window: int = WINDOW, shuffle: bool = True) -> None:

@@ -1,7 +1,7 @@
-"""Images as in Caffe's data layers: decoded, cropped, mirrored, and written directly into the batch.
+"""Loads images as Caffe's data layers do: decodes, crops, mirrors, and writes them directly into the batch.
 
-Needs `pip install ".[image]"`, which installs simplejpeg (libjpeg-turbo), OpenCV for resizing, and Pillow for other
-formats.
+Needs `pip install ".[image]"`, which installs simplejpeg (libjpeg-turbo), OpenCV for resizing, and Pillow for formats
+other than JPEG.
 """
 
 import penstock._pixels  # noqa: F401 - first: its error names the library that is missing

@@ -20,14 +20,14 @@ class Box(NamedTuple):
         return slice(self.top, self.top + self.height), slice(self.left, self.left + self.width)
 
     def shrinking(self, to: Size) -> int:
-        """Returns the largest factor (1, 2, 4 or 8) by which the box can shrink and still be as large as `to`."""
+        """Returns the largest factor (1, 2, 4, 8) by which the box can shrink without becoming smaller than `to`."""
         for times in (8, 4, 2):
             if self.height // times >= to[0] and self.width // times >= to[1]:
                 return times
         return 1
 
     def shrunk(self, times: int) -> tuple[Box, tuple[float, float]]:
-        """Returns the box for an image that is decoded at 1/`times` size: in whole pixels, and its exact size."""
+        """Scales the box to an image decoded at 1/`times` size. Returns the rounded box and the exact size."""
         # The exact box begins at the upper left corner of the rounded one; pixels beyond its size may be padding. A
         # box that begins inside a decoded pixel is moved to the pixel's edge: this is harmless, as its position is
         # random.
@@ -58,7 +58,7 @@ def covering(image: Size, crop: Size) -> Size:
 
 
 def crop_box(image: Size, crop: Size, down: float, right: float) -> Box:
-    """Returns the box of a crop. `down` and `right`, at least 0 and less than 1, choose its position."""
+    """Returns the box of a crop at the relative position `down`, `right` (each at least 0 and less than 1)."""
     return Box(int(down * (image[0] - crop[0] + 1)), int(right * (image[1] - crop[1] + 1)), *crop)
 
 
@@ -67,10 +67,10 @@ def centre_box(image: Size, crop: Size) -> Box:
 
 
 def random_box(image: Size, area: tuple[float, float], ratio: tuple[float, float], drawn: Sequence[float]) -> Box:
-    """Returns a random window. Its area and the logarithm of its ratio are uniformly distributed.
+    """Returns a random window. Its area and the logarithm of its aspect ratio are uniformly distributed.
 
     `area` holds the smallest and the largest share of the image that the window may cover. `ratio` holds the smallest
-    and the largest width divided by height. `drawn` holds 2 + 2 * TRIES random numbers between 0 and 1.
+    and the largest ratio of width to height. `drawn` holds 2 + 2 * TRIES random numbers between 0 and 1.
     """
     height, width = image
     low, high = math.log(ratio[0]), math.log(ratio[1])

@@ -1,4 +1,4 @@
-"""Datasets of images that are written directly into the batch: the base `Images`, and `ImageFolder` for files."""
+"""Image datasets that write directly into the batch: the base class `Images`, and `ImageFolder` for files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from penstock.source._folders import PICTURES
 from penstock.source._packed import PackedList
 
 StoredImage = tuple[bytes | NDArray[Any], Any, str]
-"""A tuple of an encoded image or its pixels, its label, and its name in error messages."""
+"""A tuple (encoded image or pixels, label, name for error messages)."""
 
 
 class Images(Dataset[Any]):
@@ -66,10 +66,7 @@ class Images(Dataset[Any]):
         return (image, label) if self.labels else image
 
     def __gather__(self, keys: Any, empty: Empty) -> Any:
-        """Returns the batch for these keys. The result is the same as collating the samples one by one.
-
-        `empty(shape, dtype)` allocates the batch's memory.
-        """
+        """Returns the same batch as collating the samples would. `empty(shape, dtype)` allocates the memory."""
         return self._gathered((self.read(key) for key in each(keys)), len(keys), empty)
 
     def _gathered(self, stored: Iterable[StoredImage], count: int, empty: Empty) -> Any:
@@ -214,7 +211,7 @@ class ImageFolder(Format, Images):
 
     @cached_property
     def _fingerprint(self) -> str:
-        """A digest of the names and labels of the images. The files themselves are not read."""
+        """A digest of the images' paths and labels. The files themselves are not read."""
         # The user may have replaced the paths by a list.
         paths = self.paths if isinstance(self.paths, PackedList) else PackedList(self.paths)
         parts: list[NDArray[Any]] = [paths.data, paths.offsets, np.asarray(self.targets)]
@@ -237,7 +234,7 @@ class ImageFolder(Format, Images):
         return paths, targets
 
     def _check_root(self, listing: str) -> None:
-        """Raises FileNotFoundError if none of the first few files exists, because `root` is then wrong."""
+        """Raises FileNotFoundError if none of the first few files exists: `root` is then probably wrong."""
         first = list(self.paths[:CHECKED])
         if not any(map(self._folder.has, first)):
             lost = os.path.join(self.root, first[0])
@@ -290,7 +287,7 @@ def _read_list(file: AnyFile, folder: LocalFolder | RemoteFolder, labels: bool) 
 
 
 def _without_labels(lines: list[str], is_file: Callable[[str], bool]) -> list[str]:
-    """Returns the paths in a listing. A number at the end of a line is a label, unless a file's name ends in it."""
+    """Returns the paths in a listing, with any labels removed. A number at a line's end may be part of a path."""
     found = [path if label is not None else "" for path, label in map(_read_line, lines)]
     # Only the first few files are looked up, because a list may have millions of lines.
     if all(found) and not any(map(is_file, lines[:CHECKED])):
@@ -302,7 +299,7 @@ def _without_labels(lines: list[str], is_file: Callable[[str], bool]) -> list[st
 
 
 def _read_line(line: str) -> tuple[str, Any]:
-    """Returns the path and its label: a number, a list of numbers, or None if there is no label."""
+    """Returns the path and the label in a line. The label is a number, a list of numbers, or None if missing."""
     *numbers, path = line.split("\t")
     found = [_number(word) for word in numbers]
     if len(found) >= 2 and None not in found:  # MXNet's format, which begins with an unused number

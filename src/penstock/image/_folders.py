@@ -35,12 +35,12 @@ class LocalFolder:
         self.root = root
 
     def folders(self) -> tuple[str, ...]:
-        """Returns the names of the subfolders, sorted and without hidden ones."""
+        """Returns the sorted names of the subfolders that are not hidden."""
         with os.scandir(self.root) as entries:
             return tuple(sorted(each.name for each in entries if each.is_dir() and not each.name.startswith(".")))
 
     def below(self, folder: str) -> Iterator[str]:
-        """Yields the paths of all files below `folder`, sorted by name, without hidden files."""
+        """Yields the paths of all non-hidden files below `folder`, sorted by name."""
         return files_below(self.root, folder)
 
     def has(self, path: str) -> bool:
@@ -54,7 +54,7 @@ class LocalFolder:
 
 
 class RemoteFolder:
-    """A folder in a remote store. File sizes from its listing are kept, to save further requests."""
+    """A folder in a remote store. Keeps file sizes and version tokens (ETags) from the listing, to save requests."""
 
     is_remote = True
 
@@ -109,7 +109,7 @@ class RemoteFolder:
 
 
 class Files(Sequence[AnyFile]):
-    """The image files of a folder. File objects are created on access, because there may be millions."""
+    """The image files of a folder. There may be millions, so each file object is created on access."""
 
     def __init__(self, folder: LocalFolder | RemoteFolder, paths: Sequence[str]) -> None:
         self._folder, self._paths = folder, paths
@@ -130,7 +130,7 @@ class Files(Sequence[AnyFile]):
 def find_folder(
     root: Path, listing: Path | None, access: Access
 ) -> tuple[LocalFolder | RemoteFolder, AnyFile | None]:
-    """Returns the folder of the images, and the file that lists them, if any. `root` may itself be this file."""
+    """Returns the images' folder, and the listing (None if there is none). `root` may itself be a listing."""
     text = text_of(root, "ImageFolder")
     if not is_url(text):
         folder = local(text, "ImageFolder")

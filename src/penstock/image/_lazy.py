@@ -1,4 +1,4 @@
-"""PIL images that decode a JPEG when their pixels are first used, and only as much of it as is needed."""
+"""PIL images that decode a JPEG only when pixels are needed, and only the part that is needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MODES = {Image.Resampling.BILINEAR: "bilinear", Image.Resampling.BICUBIC: "bicu
 
 
 def rgb_by_pillow(file: Any) -> Image.Image:
-    """Reads an image as torchvision's default loader does, except that Ghostscript is never started."""
+    """Reads an image as torchvision's default loader does, but never starts Ghostscript."""
     with Image.open(file, formats=formats()) as image:
         return image.convert("RGB")
 
@@ -29,10 +29,10 @@ def fresh(nbytes: int) -> Pixels:
 
 
 class JpegFile:
-    """The bytes of a JPEG, of which parts are decoded.
+    """An encoded JPEG. Any part of it can be decoded.
 
-    The constructor raises ValueError for a JPEG that is left to Pillow. If `exact` is False, parts may be decoded at
-    a reduced size, and resized by torch.
+    The constructor raises ValueError for a JPEG that must be left to Pillow. If `exact` is False, a part may be
+    decoded at a reduced size, and then resized by torch.
     """
 
     def __init__(self, data: bytes, name: object, exact: bool) -> None:
@@ -48,7 +48,7 @@ class JpegFile:
             return image.info
 
     def pixels(self, part: Excerpt, memory: GetScratch) -> Pixels:
-        """Decodes a part. A damaged file is left to Pillow."""
+        """Decodes a part of the image. Damaged files are decoded by Pillow."""
         try:
             decoded = self._jpeg.decode(part.lower, 1, "rgb", memory)
         except ValueError:
@@ -60,10 +60,10 @@ class JpegFile:
         return decoded[part.upper : part.lower, part.left : part.right]
 
     def resized(self, part: Excerpt, size: tuple[int, int], resample: Any) -> Pixels | None:
-        """Decodes a part and resizes it, faster than Pillow does.
+        """Decodes and resizes a part of the image, faster than Pillow.
 
-        Returns None if pixels must be exact, or if the file is damaged. The part is decoded at 1/2, 1/4 or 1/8 of its
-        size if this is still at least `size`.
+        Returns None if pixels must be exact, if `resample` is not supported, or if the file is damaged. A large part
+        is decoded at 1/2, 1/4 or 1/8 of its size, but not smaller than `size`.
         """
         mode = _MODES.get(Image.Resampling.BICUBIC if resample is None else resample)
         if self._exact or mode is None:
@@ -85,7 +85,7 @@ class JpegFile:
 
 
 class Excerpt(NamedTuple):
-    """The edges of a part of a JPEG."""
+    """A part of a JPEG, given by its edges."""
 
     left: int
     upper: int
@@ -94,10 +94,10 @@ class Excerpt(NamedTuple):
 
 
 class LazyImage(Image.Image):
-    """An RGB image that is a part of a JPEG, or was made from one. Pixels and `info` are read when first used.
+    """A PIL image that is a part of a JPEG, or is derived from such a part. Pixels and `info` are read on first use.
 
-    As long as Pillow does not have its pixels (`_im` is None), they are in `_stored`: as an array, or in a part of
-    the file.
+    As long as Pillow does not have the pixels (`_im` is None), `_stored` is either an array of pixels, or the part of
+    the file to decode.
     """
 
     _file: JpegFile | None = None

@@ -100,7 +100,7 @@ class Transform:
     def __call__(
         self, image: bytes | NDArray[np.uint8], out: NDArray[Any] | None = None, *, name: str = "the image"
     ) -> NDArray[Any]:
-        """Transforms an image, which is given as the bytes of a file or as pixels.
+        """Transforms an image, given as the bytes of a file or as pixels.
 
         Pixels have the shape (height, width, 3 or 1), and are RGB or gray. If `out` is given, the result is written
         into `out`. `name` is the image's name in error messages.
@@ -169,7 +169,7 @@ class Transform:
 
 @cache
 def _limit_threads(pid: int) -> None:
-    """Limits OpenCV to one thread in a worker: other cores are busy, and its threads do not survive a fork."""
+    """Limits OpenCV to one thread in a worker: other cores are busy, and OpenCV's threads do not survive a fork."""
     if is_worker_process():
         cv2.setNumThreads(0)  # not 1, which crashes if the threads of the parent are missing
 
@@ -186,7 +186,7 @@ def _draw(count: int, name: str) -> list[float]:
 
 
 def _resized(pixels: Pixels, extent: tuple[float, float], to: Size) -> Pixels:
-    """Scales the pixels by the factors that turn a region of size `extent` into one of size `to`."""
+    """Scales the pixels by the factors that turn the size `extent` into the size `to`."""
     # Bilinear interpolation uses 4 pixels for one: an axis that shrinks to less than half is averaged first.
     height, width = extent
     down, right = to[0] / height, to[1] / width
@@ -289,7 +289,7 @@ _KEPT = 1 << 25  # bytes: larger memory is freed after use
 
 
 class _Scratch(threading.local):
-    """Memory that each thread reuses for every sample, in order to avoid page faults."""
+    """Memory that each thread reuses for every sample, to avoid page faults."""
 
     memory: Pixels = np.empty(0, np.uint8)
 
@@ -346,9 +346,9 @@ class Normalizer(NamedTuple):
             cv2.LUT(pixels, np.ascontiguousarray(self.table.T)[None], dst=out)
 
     def check_mean(self, sizes: list[Size | None]) -> None:
-        """Raises ValueError if the mean image has the wrong number of channels or the wrong size.
+        """Raises ValueError if the mean image has the wrong number of channels, or a size that is not in `sizes`.
 
-        Its size must be one of `sizes`. If `sizes` holds no size, any size is allowed.
+        If `sizes` is empty or contains only None, any size is allowed.
         """
         assert self.mean_image is not None
         mean, allowed = self.mean_image.shape, [self.shape(size) for size in sizes if size]
@@ -357,7 +357,7 @@ class Normalizer(NamedTuple):
             raise ValueError(f"the mean image must be of shape {wanted}, but its shape is {mean}.")
 
     def mean_of(self, before: Size, crop: Box, name: str) -> Array:
-        """Returns the part of the mean image for a crop. `before` is the image's size before cropping."""
+        """Returns the part of the mean image for this crop. `before` is the size of the image before cropping."""
         mean = self.mean_image
         assert mean is not None
         size = mean.shape[1:] if self.planar else mean.shape[:2]

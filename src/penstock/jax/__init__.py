@@ -1,7 +1,7 @@
 """A loader whose batches are pytrees of `jax.Array`s: `from penstock.jax import DataLoader`.
 
-Batches are on the device before the training loop asks for them. With a `jax.sharding.Sharding`, they are global
-arrays, and each process loads only the rows that its devices hold.
+Batches are on the device before the training loop asks for them. With a `jax.sharding.Sharding`, each batch
+consists of global arrays, and each process loads only the rows that its devices hold.
 """
 
 from __future__ import annotations

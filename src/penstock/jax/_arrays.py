@@ -1,9 +1,9 @@
-"""Makes `jax.Array`s of a batch. The workers have written the batch into a slab, which JAX reads or refers to.
+"""Converts batches to `jax.Array`s. Each `jax.Array` copies an array of the batch, or refers to that array's memory.
 
-On the CPU, JAX does not copy a numpy array whose memory is aligned to 64 bytes: the `jax.Array` refers to the array,
-or to its base. In a batch that base is the root array of the slab, so the slab is used again only after JAX has
-dropped the last reference (see `_memory/slabs.py`). An array that is not in the slab may belong to the user, who may
-change it, so it is copied first.
+On the CPU, JAX does not copy a numpy array whose memory is aligned to 64 bytes: the `jax.Array` refers to the numpy
+array, or to the base of the numpy array. The base of a batch's arrays is the root array of the slab, so the slab is
+reused only after JAX has dropped the last reference (see `_memory/slabs.py`). Arrays outside the slab are always
+copied, because they may belong to the user, who may change them.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ def _is_known(dtype: np.dtype[Any]) -> bool:
 
 
 KNOWN = MemoTable(_is_known)
-"""Maps a numpy dtype to True if JAX's arrays can have it, or a smaller dtype of the same kind."""
+"""Maps each numpy dtype to whether JAX supports it, possibly after narrowing (such as int64 to int32)."""
 
 
 class DevicePlacer:
     """Converts each batch of a loader to `jax.Array`s.
 
     - `sharding`: how arrays are divided among devices, or None for arrays on the default device.
-    - `batch_size`: the number of rows of the global batch. It is None if this process holds all devices of the
-      sharding: a batch may then have any number of rows.
-    - `rows`: the rows of the global batch that this process makes, or None if it makes all of them.
-    - `cast`: the loader's cast. It is used for Python's numbers, which workers do not convert.
+    - `batch_size`: the number of rows in the global batch, or None if this process holds all devices of the
+      sharding. With None, a batch may have any number of rows.
+    - `rows`: the rows of the global batch that this process makes, or None if this process makes all rows.
+    - `cast`: the loader's cast. Here it is applied only to Python numbers, because workers do not convert them.
     """
 
     def __init__(self, sharding: Any, batch_size: int | None, rows: LocalRows | None, cast: Cast | None) -> None:
@@ -56,10 +56,7 @@ class DevicePlacer:
         self.__dict__.update(state, _parts=MemoTable(self._parts_of))
 
     def __call__(self, batch: Any, root: NDArray[np.uint8] | None) -> Any:
-        """Returns the batch with `jax.Array`s.
-
-        Values that a `jax.Array` cannot hold, such as text, stay unchanged.
-        """
+        """Returns the batch with all values that JAX can hold (not text, for example) converted to `jax.Array`s."""
         leaves, spec = flatten(batch)
         at, arrays = [], []
         slab = None if root is None else root.base  # where several steps share a slab, `root` is a view itself
@@ -86,11 +83,11 @@ class DevicePlacer:
         return unflatten(spec, leaves)
 
     def rows_in_all(self, rows: int) -> int:
-        """Returns the number of rows of the global batch, if this process has made `rows` of them."""
+        """Returns the number of rows in the global batch. This process has made `rows` of these rows."""
         return self._batch_size or rows
 
     def mask(self, rows: int, pad: int) -> jax.Array:
-        """Returns an array of `rows` bools, the last `pad` of them False, split like a batch."""
+        """Returns a mask of `rows` rows, the last `pad` of which are False. The mask is split like a batch."""
         mask = np.arange(rows) < rows - pad
         if self.sharding is None:
             return jax.device_put(mask)
@@ -103,7 +100,7 @@ class DevicePlacer:
         return converted(array, self._cast.root().of(spec)[number], np.empty)
 
     def _split(self, array: Any) -> jax.Array:
-        """Returns a global array. Each device gets its part of this process's array."""
+        """Returns a global array. Each device of this process gets its part of `array`."""
         try:
             shape, sharding, parts = self._parts[array.shape]
         except ValueError as error:
@@ -114,9 +111,9 @@ class DevicePlacer:
         return jax.make_array_from_callback(shape, sharding, lambda index: array[parts[_key(index)]])
 
     def _parts_of(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Any, dict[Any, Any] | None]:
-        """Returns the global array's shape and sharding, and the place of each of its parts in the local array.
+        """Returns the shape and sharding of the global array, and the place of each part in this process's array.
 
-        The places are None if this process has made all rows, because they are then the same as in the global array.
+        If this process makes all rows, its array is the global array, and None is returned instead of the places.
         """
         sharding, whole, size = for_rank(self.sharding, len(shape)), shape, self._batch_size
         if size is not None:
@@ -149,7 +146,7 @@ _LAST = ' (and last_batch="pad" or "drop")'
 
 
 class _Unfit(Exception):
-    """Raised for an array that cannot be split. The message does not yet name the array's field."""
+    """Raised for an array that cannot be split. The message lacks the name of the array's field."""
 
     def __init__(self, array: Any, message: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""The item of `DataLoader.batches()`, which is a pytree."""
+"""`Batch`, the pytree that `DataLoader.batches()` yields."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ _WHY = 'JAX has 64-bit numbers only after jax.config.update("jax_enable_x64", Tr
 
 
 def _cast(dtype: Any, casting: str) -> Cast | None:
-    """Returns how workers convert numbers. JAX itself would cut off 64-bit numbers, after all bytes were moved."""
+    """Returns how workers convert numbers. They narrow 64-bit numbers, which JAX would copy before narrowing."""
     others = () if jax.dtypes.canonicalize_dtype(np.int64) == np.int64 else _NARROWER
     extra = {
         name: np.dtype(kind) for name, kind in vars(ml_dtypes).items() if isinstance(kind, type) and _is_dtype(kind)
@@ -192,7 +192,11 @@ def _shard(shard: Any, sharding: Any) -> Any:
 
 
 def _last_batch(dataset: Any, given: dict[str, Any], sharding: Any) -> Any:
-    """Returns `last_batch`. The default is "pad" if the end is known in advance, so that batches have one shape."""
+    """Returns `last_batch`, or the default if `last_batch` is None.
+
+    The default is "pad" if `batch_size` is given and the epoch's end is known in advance. With "pad", all batches
+    have the same shape.
+    """
     choice, by_size = given["last_batch"], given["batch_size"] is not None
     others = given["drop_last"], given["batch_sampler"] is not None, given["batch_tokens"] is not None
     if choice is not None or not by_size or any(others):
@@ -210,7 +214,7 @@ def _last_batch(dataset: Any, given: dict[str, Any], sharding: Any) -> Any:
 
 
 def _start_method(given: dict[str, Any]) -> Any:
-    """Returns `multiprocessing_context`, or a method that does not fork this process, which runs JAX."""
+    """Returns `multiprocessing_context`. If it is None and the default is "fork", returns "forkserver"."""
     context, name = given["multiprocessing_context"], given["backend"] or backends.DEFAULT
     takes_it = name in backends.known() and backends.registered(name).argument == "multiprocessing_context"
     if not takes_it or not given["num_workers"] or choose_method(context) != "fork":
@@ -233,7 +237,7 @@ def _check_sharded(sharding: Any, options: Options) -> None:
 
 
 def _check_processes(options: Options, batched: bool, has_all: bool) -> None:
-    """Raises ValueError unless each process can make its part of a global batch without the others."""
+    """Raises ValueError unless each process can make its part of a global batch on its own."""
     where = "a sharding over several processes"
     if options.seed is None:
         raise ValueError(f"With {where}, give seed=, the same number in every process: their orders would differ.")

@@ -1,4 +1,4 @@
-"""Which rows of a global batch each process loads, from the sharding of the batch."""
+"""Computes which rows of a global batch each process loads, given the sharding of the batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def checked(sharding: Any) -> Sharding | None:
 
 
 def for_rank(sharding: Any, ndim: int) -> Any:
-    """Returns the sharding for an array of `ndim` axes. Axes that the array does not have are left out."""
+    """Returns the sharding for an array with `ndim` axes. Entries for axes that the array lacks are dropped."""
     if isinstance(sharding, NamedSharding) and len(sharding.spec) > ndim:
         spec = PartitionSpec(*tuple(sharding.spec)[:ndim])
         return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
@@ -41,16 +41,16 @@ def parts(sharding: Any) -> int:
 
 
 def local_rows(sharding: Any, batch_size: int) -> LocalRows | None:
-    """Returns the rows of a global batch that this process loads, or None if it loads all of them."""
+    """Returns the rows of a global batch that this process loads, or None if this process loads all rows."""
     return rows_of_processes(sharding, batch_size)[jax.process_index()]
 
 
 def rows_of_processes(sharding: Any, batch_size: int) -> dict[int, LocalRows | None]:
-    """Returns the rows that each process with devices of the sharding loads, or None if it loads all of them.
+    """Maps each process that has devices of the sharding to the rows that this process loads (None: all rows).
 
-    Two processes load the same rows, or have no row in common. So everything that depends on the rows of a process,
-    such as the random numbers of a step, is the same wherever a row is needed. If the devices of two processes have
-    only some rows in common, both processes load the rows of both.
+    Any two processes load either the same rows or disjoint sets of rows. So everything that depends on the rows of a
+    process, such as the random numbers of a step, is the same in all processes that load a row. If two processes
+    share some of the rows that they need, each process loads the rows of both processes.
     """
     try:
         tiles = for_rank(sharding, 1).devices_indices_map((batch_size,))

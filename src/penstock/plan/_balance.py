@@ -22,10 +22,10 @@ _CLOSE, _EXCHANGES = 512, 48
 def deal(costs: Int64s, ranks: int, each: int) -> Int64s:
     """Divides samples among ranks, `each` samples per rank, so that all ranks have about the same cost.
 
-    There are ranks * each costs. The result has a row of sample numbers for each rank. In each round, every rank gets
-    one of the costliest samples that are left: the rank with the lowest cost so far gets the costliest of them. Then
-    the rank with the highest cost and the rank with the lowest cost exchange samples, as long as this helps. The
-    costs are integers, so the result is the same on every machine.
+    `costs` has ranks * each entries. The result has a row of sample numbers for each rank. Each round deals the
+    costliest of the remaining samples, one to each rank: the costliest goes to the rank with the lowest cost so far,
+    and so on. After the last round, the rank with the highest cost and the rank with the lowest cost exchange
+    samples, as long as exchanges help. Costs are integers, so the result is the same on every machine.
 
     >>> deal(np.array([1, 9, 5, 4]), ranks=2, each=2).tolist()
     [[1, 0], [2, 3]]
@@ -45,7 +45,7 @@ def deal(costs: Int64s, ranks: int, each: int) -> Int64s:
 
 
 def _exchange(dealt: Int64s, costs: Int64s, loads: Int64s) -> None:
-    """Exchanges samples between the costliest and the cheapest rank, in place, while this lowers the highest cost."""
+    """Exchanges samples between the costliest and the cheapest rank as long as exchanges help. Changes the arrays."""
     ranks = len(loads)
     total = int(loads.sum())
     for _ in range(_EXCHANGES + 2 * ranks):
@@ -68,14 +68,16 @@ def _exchange(dealt: Int64s, costs: Int64s, loads: Int64s) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BalancedPlan(OrderPlan):
-    """An `OrderPlan` that divides the samples of each step among the ranks by cost, and not by position.
+    """An `OrderPlan` that divides the samples of each step among the ranks by cost instead of by position.
 
-    The cost of a sample is its length to the power of `power`. All ranks together get the same samples in a step as
-    with an `OrderPlan`. Only their assignment to ranks differs.
+    The cost of a sample is its length to the power of `power`. All ranks together get the same samples in each step
+    as with an `OrderPlan`, unless `accumulate` is above 1.
 
-    With `accumulate=k`, the samples of k steps are dealt together. All ranks then have about the same cost over these
-    steps, and the k steps of a rank have about the same cost, too. If fewer than k steps are left at the end, they
-    are dealt one by one. An incomplete last step is not balanced.
+    With `accumulate=k`, the samples of k steps are dealt together, and a sample may move to another of these steps.
+    Over the k steps, all ranks have about the same total cost, and the cost of each rank is spread evenly over the
+    steps.
+    If fewer than k steps are left at the end of the epoch, these steps are dealt one by one. An incomplete last step
+    is not balanced.
 
     >>> from penstock.plan._order import Sequential
     >>> lengths = LengthTable([9, 8, 1, 2])
@@ -101,12 +103,12 @@ class BalancedPlan(OrderPlan):
         return max(1, KEYS_AT_ONCE // self._stride // self.accumulate) * self.accumulate
 
     def reached(self, epoch: int, step: int) -> int:
-        """Returns the first position of this step, or of the group of steps that is dealt together with it."""
+        """Returns the first position of this step. For a step in a group, this is the first position of the group."""
         alone = step >= self._dealt_alone(epoch)
         return OrderPlan.reached(self, epoch, step if alone else step - (step - self.first_step) % self.accumulate)
 
     def first_open(self, epoch: int, step: int) -> FirstOpen:
-        """Returns the start of this step if it is the first of its group, otherwise the start of the next group."""
+        """Returns the start of this step or, if the step is inside a group, the start of the next group."""
         inside = (step - self.first_step) % self.accumulate if step < self._dealt_alone(epoch) else 0
         step += self.accumulate - inside if inside else 0
         return FirstOpen(self.reached(epoch, step), step)
@@ -151,7 +153,7 @@ class BalancedPlan(OrderPlan):
         return self.first_step + max(0, self.order.size(epoch) - self.start) // group * self.accumulate
 
     def _dealt(self, epoch: int, step: int, count: int) -> Int64s:
-        """Deals `count` complete steps at once. Returns this rank's keys, one row for each step."""
+        """Deals the samples of `count` complete steps together. Returns this rank's keys, one row for each step."""
         first = self.start + (step - self.first_step) * self._stride
         keys = self.order.at(epoch, np.arange(first, first + count * self._stride))
         costs = self._costs(self.lengths.of(keys))
@@ -162,7 +164,7 @@ class BalancedPlan(OrderPlan):
         return dealt
 
     def _costs(self, lengths: Int64s) -> Int64s:
-        """Returns the cost of each sample, rounded for very long samples so that the sum fits into 61 bits."""
+        """Returns the cost of each sample. Costs are scaled down if their sum might not fit in 61 bits."""
         bits = self.power * int(lengths.max()).bit_length() + len(lengths).bit_length()
         coarse = -(-max(0, bits - 61) // self.power)
         costs: Int64s = np.maximum(lengths >> coarse, 1) ** self.power

@@ -1,4 +1,4 @@
-"""An order that needs only a few blocks, such as row groups, at a time. A fully random order needs all of them."""
+"""A random order that needs only a few blocks (such as row groups) at a time."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class _Known(NamedTuple):
 
 
 class _GroupParts(NamedTuple):
-    """The parts of a few stretches, sorted by their stretch, and the groups that they belong to."""
+    """The group parts in a few consecutive stretches, sorted by stretch, and the groups that they belong to."""
 
     begins: NDArray[np.int64]  # the first position of each part, and the end
     moves: NDArray[np.int64]  # for each part: index in the group minus position
@@ -105,9 +105,9 @@ _FIRST_GROUPS = 64
 class Arrangement:
     """The blocks of one epoch, laid end to end in random order.
 
-    A place is the index of a sample in this sequence. A position is the sample's index in the final order. Groups are
-    arranged only as far as positions were requested, because a mixture may begin hundreds of sources at once. A block
-    that is arranged takes 20 bytes.
+    A place is the index of a sample in this sequence. A position is the sample's index in the final order. A mixture
+    may begin hundreds of sources at once, so groups are arranged only up to the last position that was requested. An
+    arranged block takes 20 bytes.
     """
 
     __slots__ = ("_blocks", "_edges", "_groups", "_key", "_known", "_last", "_parts", "_permutation")
@@ -122,7 +122,7 @@ class Arrangement:
         self._last: tuple[tuple[int, int], _GroupParts] | None = None
 
     def keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the keys at these positions, and may overwrite `positions`."""
+        """Returns the keys at these positions. May overwrite `positions`."""
         ends = positions.min(), positions.max()
         known = self._reaching(int(ends[1]))
         low, high = (known.stretches.searchsorted(ends, "right") - 1).tolist()
@@ -166,7 +166,7 @@ class Arrangement:
         return known
 
     def _upto(self, groups: int) -> _Known:
-        """Arranges the first groups, and the stretches that need no other group."""
+        """Arranges the first `groups` groups, and all stretches that consist only of parts of these groups."""
         ends, parts = self._ends(np.arange(groups + 1)), self._parts
         numbers = self._permutation.at(np.arange(ends[-1]))
         starts = np.concatenate([[0], (self._edges[numbers + 1] - self._edges[numbers]).cumsum()])
@@ -184,7 +184,6 @@ class Arrangement:
         return _Known(groups, numbers, starts, stretches)
 
     def _parts_of(self, known: _Known, low: int, high: int) -> _GroupParts:
-        """Returns the parts of the stretches `low` to `high`."""
         last = self._last
         if last is None or last[0] != (low, high):
             last = self._last = (low, high), self._divided(known, low, high)
@@ -219,16 +218,16 @@ _arrangement = lru_cache(maxsize=2)(Arrangement)
 
 
 def division(blocks: int, window: int) -> tuple[int, int]:
-    """Returns the number of groups, of nearly equal size, and the number of parts of a group (K in `BlockOrder`)."""
+    """Returns the number of groups (of nearly equal size) and of parts per group (K in `BlockOrder`)."""
     size = max(1, window // 8)
     return (1, 1) if blocks <= window else (-(-blocks // size), max(1, window // size - 1))
 
 
 def _strides(sizes: NDArray[np.int64], numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Returns, for each size, a random stride that has no divisor in common with the size.
+    """Returns, for each size, a random stride that is coprime to the size.
 
-    `i * stride % size` is then a permutation of 0..size-1. Most strides spread neighbours over the whole range. The
-    product stays below 2**62.
+    `i * stride % size` is then a permutation of 0..size-1. Most strides spread neighbours over the whole range.
+    `i * stride` stays below 2**62.
     """
     most = np.minimum(sizes, (1 << 62) // sizes).view(np.uint64)
     strides = (numbers % most).view(np.int64) + 1
@@ -238,7 +237,7 @@ def _strides(sizes: NDArray[np.int64], numbers: NDArray[np.uint64]) -> NDArray[n
 
 
 def _as_edges(blocks: ArrayLike) -> NDArray[np.int64]:
-    """Returns a read-only copy of the edges: the first key of each block, and the end of the last."""
+    """Returns a read-only copy of the edges: the first key of each block, and the end of the last block."""
     found = np.asarray(blocks)
     if found.ndim != 1 or not found.size or found.dtype.kind not in "iu":
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Batches of samples of similar length that fill a budget of tokens, and a plan that deals them to ranks."""
+"""Cuts samples of similar length into batches that fill a budget of tokens, and deals the batches to ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.plan._windows import MOST_RANKS, Edges, ItemTable, Memo, Place, Pl
 Int64s = NDArray[np.int64]
 
 WINDOW = 1 << 19
-"""Default number of samples whose batches are cut together."""
+"""Default number of samples in a window."""
 
 
 class LengthTable:
@@ -78,9 +78,9 @@ class BudgetWindows:
     samples as fit into the budget. The number of rows is rounded down to a multiple of `batch_multiple`, unless this
     gives 0. The last batch of a window takes the samples that are left.
 
-    A sample longer than `max_length` is an error, unless `truncates` is True: samples are then truncated to that
-    length later. Without `seed`, the batches stay sorted, from long to short. With a seed, they are shuffled, but the
-    batches that `ranks` ranks get in one step have about the same width.
+    A sample longer than `max_length` is an error, unless `truncates` is True: such samples are truncated later.
+    Without `seed`, the batches stay sorted, from long to short. With a seed, they are shuffled, but in each step
+    the ranks (`ranks` of them) get batches of about the same width.
 
     >>> from penstock.plan._order import Sequential
     >>> windows = BudgetWindows(Sequential(5), LengthTable([4, 1, 2, 4, 2]), batch_tokens=8)
@@ -124,7 +124,7 @@ class BudgetWindows:
         return budget if self.max_length is None or self.truncates else min(budget, self.max_length)
 
     def check(self) -> None:
-        """Raises ValueError if any sample is too long. (`table` checks only the samples of its window.)"""
+        """Raises ValueError if any sample is too long. (`table` checks only one window.)"""
         self._capped(np.arange(len(self.lengths)))
 
     def count(self, epoch: int) -> int | None:
@@ -146,7 +146,7 @@ class BudgetWindows:
         return ItemTable(offsets, cut.keys[rows, None])
 
     def cut(self, epoch: int, number: int) -> _CutWindow:
-        """Returns the batches of a window before they are shuffled: longest samples first."""
+        """Returns the batches of a window, unshuffled: the longest samples come first."""
 
         def make() -> _CutWindow:
             keys, lengths = self._samples(epoch, number)
@@ -163,9 +163,9 @@ class BudgetWindows:
         return WindowCosts(batches, len(keys), int(lengths.sum()), int(padded.sum()), batches * self.batch_tokens)
 
     def sequence(self, epoch: int, number: int, ranks: int) -> Int64s:
-        """Returns the numbers of the window's batches in the order in which they are dealt.
+        """Returns the indices of the window's batches, in the order in which the batches are dealt.
 
-        The batches of one step are neighbours when the batches are sorted by width. If the number of batches is not a
+        In the list of batches sorted by width, the batches of a step are adjacent. If the number of batches is not a
         multiple of `ranks`, the batches with the shortest samples are left over, and come last.
         """
         n = len(self.cut(epoch, number).starts) - 1
@@ -222,7 +222,7 @@ class BudgetWindows:
         )
 
     def _starts(self, widths: Int64s) -> Int64s:
-        """Cuts samples into batches, widest first. Returns the start of each batch, and the end of the last."""
+        """Cuts samples, widest first, into batches. Returns the start of each batch, and the end of the last one."""
         starts, at, n, item = [0], 0, len(widths), widths.item
         while at < n:
             at = min(n, at + self.rows(item(at)))
@@ -231,7 +231,7 @@ class BudgetWindows:
 
 
 def _small(lengths: Int64s) -> NDArray[np.integer]:
-    """Returns the numbers as 16-bit integers if they fit, because numpy sorts these ten times as fast."""
+    """Returns the lengths, as 16-bit integers if they fit: numpy sorts these ten times as fast as int64."""
     return lengths.astype(np.uint16) if lengths.max(initial=0) < 1 << 16 else lengths
 
 
@@ -239,7 +239,7 @@ def _small(lengths: Int64s) -> NDArray[np.integer]:
 class _InBatches:
     """The order in which `ranks` ranks get the samples, batch by batch.
 
-    If `start` is inside a window of `epoch`, this window stays arranged for the ranks that have begun it.
+    If `start` is inside a window of `epoch`, this window stays arranged for `start.ranks` ranks.
     """
 
     windows: BudgetWindows
@@ -282,16 +282,16 @@ class _LastStep(NamedTuple):
 class BudgetPlan(PlacedPlan):
     """A plan that deals the batches of each window to the ranks. In every step, each rank gets one batch.
 
-    One step takes the next `world` batches of the window, which have about the same width. If fewer batches are left
-    at the end of a window, their samples are divided again into `world` smaller batches of about the same cost. The
-    cost is the number of padded tokens or, with `power=2`, rows times width squared. (If there are fewer samples than
-    ranks, some samples are repeated as padding.) If `drop_last` is True, such a step at the end of the epoch is
-    dropped.
+    One step takes the next `world` batches of the window, which have about the same width. If fewer than `world`
+    batches are left at the end of a window, the samples of these batches are divided again, into `world` smaller
+    batches of about the same cost. The cost is the number of padded tokens or, with `power=2`, rows times width
+    squared. (If there are fewer samples than ranks, some samples are repeated as padding.) If `drop_last` is True,
+    the last window of the epoch has no step of smaller batches, and the remaining samples are dropped.
 
-    After any step, the ranks have consumed all earlier windows and the first batches of the current window. Another
-    number of ranks can continue there: `start` is the code of this `Place`. The rest of the current window stays
-    arranged for the previous number of ranks, which is part of the place. Later windows are arranged for the new
-    number.
+    After any step, the ranks have consumed all earlier windows and the first batches of the current window. A
+    different number of ranks can continue from this place: `start` is the code of the `Place`. The rest of the
+    current window stays arranged for the previous number of ranks, which the `Place` contains. Later windows are
+    arranged for the new number of ranks.
     """
 
     windows: BudgetWindows
@@ -358,7 +358,7 @@ class BudgetPlan(PlacedPlan):
         return place.opens(self.windows.window, self.order.size(epoch), step)
 
     def upcoming(self, epoch: int) -> Upcoming:
-        """Returns the samples batch by batch, as if the last batches of a window were not cut again."""
+        """Returns the samples batch by batch, as if the last batches of a window were never cut again."""
         order = _InBatches(self.windows, self.world, epoch, Place.of(self.start))
         return Upcoming(order, lambda step: order.reached(epoch, Place.of(self.consumed(epoch, step))))
 
@@ -392,7 +392,7 @@ class BudgetPlan(PlacedPlan):
         return self._place(epoch, window, number).item + self.world > self.windows.size(epoch, window)
 
     def _last(self, epoch: int, window: int) -> _LastStep:
-        """Returns the window's last step, made from batches that are too few for all ranks."""
+        """Cuts the window's last batches again, into one batch for each rank. Returns the window's last step."""
 
         def make() -> _LastStep:
             keys, lengths, starts = self.windows.cut(epoch, window)
@@ -417,7 +417,7 @@ class BudgetPlan(PlacedPlan):
         return self._sequences.get((epoch, window), lambda: self.windows.sequence(epoch, window, ranks))
 
     def _begin(self, window: int) -> tuple[int, int]:
-        """Returns the plan's first batch in this window, and the number of ranks that the window is arranged for."""
+        """Returns the plan's first batch in this window, and the number of ranks the window is arranged for."""
         start = Place.of(self.start)
         return (start.item, start.ranks) if window == start.window and start.item else (0, self.world)
 
@@ -433,7 +433,7 @@ class BudgetPlan(PlacedPlan):
         return left // self.world if is_last else -(-left // self.world)
 
     def _left_over(self, epoch: int, step: int) -> Place | None:
-        """Returns the place of the first batch that `drop_last` drops, or None if it drops none."""
+        """Returns the place of the first batch that `drop_last` drops, or None if no batch is dropped."""
         count = self.windows.count(epoch)
         if not self.drop_last or not count or Place.of(self.start).window >= count:
             return None
@@ -444,8 +444,8 @@ class BudgetPlan(PlacedPlan):
 def _even(windows: BudgetWindows, widths: Int64s, parts: int, power: int) -> list[int]:
     """Cuts samples, widest first, into `parts` batches of about the same cost, within the budget.
 
-    Returns the start of each batch, and the end of the last. There are fewer than `parts` batches only if there are
-    fewer samples than that.
+    Returns the start of each batch, and the end of the last one. If there are fewer samples than `parts`, each batch
+    has one sample.
     """
     least, most = 0, windows.batch_tokens * int(widths[0]) ** (power - 1)
     edges = _cut_by_cost(windows, widths, most, power, len(widths))

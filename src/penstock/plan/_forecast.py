@@ -1,4 +1,4 @@
-"""Forecasts tell a dataset which keys a loader will ask for, and when, so that it can fetch data ahead of time."""
+"""Forecasts tell a dataset which keys a loader will ask for, and when, so that the dataset can fetch data early."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ def _known(plan: ComputedPlan, epoch: int) -> Upcoming:
 class InnerForecast(Forecast):
     """The forecast for a wrapped dataset. Positions are the same as in the outer forecast.
 
-    `keys(outer_keys)` converts keys of the outer dataset to keys of the wrapped dataset, or to -1 if they are not in
-    it. `blocks()` returns how the blocks of the two datasets correspond, or None if that is unknown. It is called
-    only when the result is needed.
+    `keys(outer_keys)` converts keys of the outer dataset to keys of the wrapped dataset. A key that the wrapped
+    dataset does not have becomes -1. `blocks()` returns how the blocks of the two datasets correspond, or None if
+    the correspondence is unknown. `blocks` is called only if the result is needed.
     """
 
     def __init__(

@@ -56,10 +56,7 @@ def _equal(one: KeyArray | range | None, other: KeyArray | range | None) -> bool
 
 
 class InnerBlocks(NamedTuple):
-    """Maps block b of a wrapper to block `numbers[b]` of the wrapped dataset.
-
-    The number is -1 if block b is in another dataset.
-    """
+    """Maps block b of a wrapper to block `numbers[b]` of a wrapped dataset (-1: b is not in that dataset)."""
 
     outer: Grouping
     inner: Grouping

@@ -1,9 +1,9 @@
-"""Decides which source each sample of a mixture is from, and which sample of the source that is.
+"""Decides, for each position of a mixture, which source gives the sample, and which of the source's samples it is.
 
-The shares are exact in every prefix: after n positions of a stage, a source of the weight w has given floor(n * w) or
-ceil(n * w) samples. So its sample j can only be at the positions floor(j / w) to ceil((j + 1) / w) - 1, its *window*
-(known from Pfair scheduling). docs/decisions/0051-mixtures.md shows why a schedule inside all windows can be computed
-for any page of positions alone.
+The shares are exact in every prefix: after n positions of a stage, a source of weight w has given floor(n * w) or
+ceil(n * w) samples. So sample j of the source must be at one of the positions floor(j / w) to ceil((j + 1) / w) - 1.
+These positions are the sample's *window* (a term from Pfair scheduling). docs/decisions/0051-mixtures.md shows why
+each page of positions can be scheduled independently, with every sample in its window.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.plan._seeds import hashes, mix
 from penstock.plan._windows import Memo
 
 UNIT = 1 << 60
-"""The sum of the weights, which are integers."""
+"""The sum of a mixture's integer weights."""
 
 Stop = Literal["never", "first", "all"]
 
@@ -58,7 +58,7 @@ def whole_weights(weights: Sequence[Fraction]) -> tuple[int, ...]:
 
 
 class MixturePage(NamedTuple):
-    """A range of positions: the source at each position, and how many samples that source has given before it."""
+    """For each position in a range: the source, and how many samples this source has given before the position."""
 
     sources: NDArray[np.int64]
     counts: NDArray[np.int64]
@@ -68,9 +68,9 @@ class Schedule:
     """Chooses the source at each position. The weights are positive integers that sum to `UNIT`, and never change.
 
     Positions are divided into leaves. At the edge between two leaves, each source has given its exact share of the
-    samples, rounded down or up. `_edge` chooses which sources are rounded up, so that the leaves on both sides can be
-    filled. The edges form a tree: an edge is higher in the tree if its number ends with more zero bits. Each edge is
-    chosen to fit the nearest higher edges on both sides.
+    samples, rounded down or up. `_edge` chooses the sources that are rounded up, such that the leaves on both sides
+    of the edge can be filled. The edges form a tree: an edge is higher in the tree if its number ends with more zero
+    bits. The choice at an edge must fit the choices at the nearest higher edges on both sides.
     """
 
     def __init__(self, weights: Sequence[int], seed: int) -> None:
@@ -148,9 +148,9 @@ class Schedule:
     def _windows(
         self, n: int, base: Sequence[int], source: NDArray[np.int64], rank: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns where the windows of samples begin and end, in the page that begins at position n.
+        """Returns where each sample's window begins and ends, within the page that begins at position n.
 
-        `source` has the source of each sample, and `rank` its index in the source, counted from `base`.
+        `source` has the source of each sample. `rank` has the sample's index in this source, counted from `base`.
         """
         done = [divmod(n * weight, UNIT) for weight in self.weights]
         ahead = np.array([before - count for before, (count, _) in zip(base, done, strict=True)])
@@ -197,8 +197,8 @@ def _rounded_up(
 ) -> list[int]:
     """Chooses which of the straddling samples are placed before the edge at position n. Returns their sources.
 
-    `before` and `after` are the positions of the edges on both sides that are already known. The samples of the
-    sources in `taken` are placed before the edge `before`, and the samples of those in `left` after the edge `after`.
+    `before` and `after` are the positions of the nearest known edges on both sides of n. If a source is in `taken`,
+    its sample comes before the edge `before`. If a source is in `left`, its sample comes after the edge `after`.
     """
     # This is a schedule of its own: the first m slots are before the edge, and the others after it. The slots where a
     # sample may be are chosen such that the leaves on both sides can be filled.
@@ -232,7 +232,10 @@ def _rounded_up(
 
 
 def _earliest_due(first: Sequence[int], stop: Sequence[int]) -> list[int]:
-    """Assigns job i to one of the slots `first[i]` to `stop[i] - 1`. Each slot takes the available job due first."""
+    """Assigns each job i to one of the slots `first[i]` to `stop[i] - 1`.
+
+    Each slot takes the available job that is due first.
+    """
     size = len(first)
     by_first = sorted(range(size), key=first.__getitem__)
     found = _by_entry([first[i] for i in by_first], [stop[i] * size + i for i in by_first])
@@ -240,7 +243,10 @@ def _earliest_due(first: Sequence[int], stop: Sequence[int]) -> list[int]:
 
 
 def _by_entry(begins: list[int], entries: list[int]) -> list[int]:
-    """Returns for each slot the smallest entry left that begins there or earlier. Appends to the sorted `begins`."""
+    """Gives each slot the smallest unused entry that may be placed there.
+
+    `entries[i]` may be placed in slot `begins[i]` or later. `begins` must be sorted. The list `begins` is modified.
+    """
     size = len(begins)
     begins.append(size)
     ready: list[int] = []
@@ -261,7 +267,7 @@ def _by_entry(begins: list[int], entries: list[int]) -> list[int]:
 def _stir(
     slots: list[int], m: int, first: Sequence[int], stop: Sequence[int], odds: Sequence[float], key: int
 ) -> None:
-    """Swaps jobs at random. The higher the odds of a job, the likelier it is in one of the first m slots."""
+    """Swaps jobs at random. The higher a job's odds, the more likely it is to end up in one of the first m slots."""
     size = len(slots)
     for number in hashes(key, np.arange(6 * size)).tolist():
         s, t = (number & 0xFFFFF) * size >> 20, (number >> 20 & 0xFFFFF) * size >> 20
@@ -298,14 +304,14 @@ def _swap(placed: NDArray[np.int64], released: NDArray[np.int64], due: NDArray[n
 
 
 def _paired(array: NDArray[Any], distance: int) -> NDArray[Any]:
-    """Cuts the array into stretches of this length. Returns views of the even and of the odd stretches."""
+    """Cuts the array into stretches of length `distance`. Returns views of the even and the odd stretches."""
     return array.reshape(-1, 2, distance).transpose(1, 0, 2)
 
 
 class Stage(NamedTuple):
-    """The weights from a position of an epoch on, until the next stage.
+    """The weights that apply from a position of an epoch until the next stage.
 
-    `given` has the number of samples that each source has given before in this epoch. It is empty if there are none.
+    `given` holds how many samples each source has given earlier in this epoch. An empty tuple stands for zeros.
     """
 
     epoch: int
@@ -314,7 +320,7 @@ class Stage(NamedTuple):
     given: tuple[int, ...] = ()
 
     def fits(self, before: Stage) -> bool:
-        """True if the stage can follow `before`: between them, each source has given its share within a sample."""
+        """True if, between `before` and this stage, each source has given its share to within one sample."""
         same = before.epoch == self.epoch
         n = self.position - (before.position if same else 0)
         nothing = (0,) * len(self.weights)
@@ -345,9 +351,10 @@ class MixtureOrder:
     """The order of a mixture. Each key stands for a source, a pass over this source, and a sample.
 
     `lengths` has the number of samples of each source. With `shuffle`, each pass over a source has its own random
-    order. A source that has an entry in `blocks` is shuffled by blocks. `labels` has a number for each source, from
-    which its seed is made (by default 0, 1, 2 and so on). `stop` says when an epoch ends: never, when the first
-    source has given all of its samples, or when all sources (with a weight) have done so.
+    order. A source that has an entry in `blocks` is shuffled by blocks. The seed of a source depends on the source's
+    number in `labels` (by default 0, 1, 2 and so on). `stop` says whether an epoch ends once the first source has
+    given all of its samples, once all sources have given all of theirs, or never. (Sources with weight 0 do not
+    count.)
 
     >>> order = MixtureOrder((3, 2), (Stage(0, 0, whole_weights([Fraction(3), Fraction(1)])),), seed=1)
     >>> order.counts(epoch=0, position=8).tolist()
@@ -383,7 +390,7 @@ class MixtureOrder:
         object.__setattr__(self, "_permutations", Permutations(self.lengths))
 
     def reweighed(self, epoch: int, position: int, weights: tuple[int, ...]) -> MixtureOrder:
-        """Returns the order with these weights from a position on. It has no later stages."""
+        """Returns the order with these weights from a position on. Later stages are dropped."""
         kept = [stage for stage in self.stages if stage[:2] < (epoch, position)]
         given = tuple(self.counts(epoch, position).tolist()) if position else ()
         return replace(self, stages=(*kept, Stage(epoch, position, weights, given)))
@@ -493,20 +500,20 @@ class MixtureOrder:
         return self._schedules.get((epoch, begin, *weights), lambda: Schedule([w for w in weights if w], seed))
 
     def _counts(self, epoch: int, stretch: Stretch, position: int) -> NDArray[np.int64]:
-        """Returns how many samples each source has given before this position, which is not before the stretch."""
+        """Returns how many samples each source has given before this position, which must be in the stretch."""
         counts = stretch.base.copy()
         counts[stretch.active] += self._schedule(epoch, stretch).counts(position - stretch.begin)
         return counts
 
     def _end(self, epoch: int) -> int:
-        """Returns the number of positions in an epoch of a mixture that is not endless."""
+        """Returns the size of an epoch, for a mixture that is not endless."""
         stretches = self._of(epoch)
         ended = (at for at, after in pairwise(stretches) if self._ends_by(at.active, after.base))
         stretch = next(ended, stretches[-1])
         return min(stretch.begin + self._needed(epoch, stretch), ENDLESS)
 
     def _ends_by(self, active: NDArray[np.int64], counts: NDArray[np.int64]) -> bool:
-        """True if an epoch with these sources has ended when each source has given this number of samples."""
+        """True if an epoch with the sources `active` has ended once each source has given `counts` samples."""
         done = counts[active] >= self._lengths[active]
         return bool(done.any() if self.stop == "first" else done.all())
 
@@ -534,7 +541,7 @@ class MixtureOrder:
 
 @dataclass(frozen=True)
 class EqualEpochs:
-    """The order of an endless mixture, in epochs of n samples. Each epoch continues where the last one ended.
+    """An endless mixture's order, cut into epochs of n samples. Each epoch continues where the previous one ended.
 
     >>> endless = MixtureOrder((3, 2), (Stage(0, 0, whole_weights([Fraction(1), Fraction(1)])),), seed=1)
     >>> epochs = EqualEpochs(endless, 4)
@@ -550,7 +557,7 @@ class EqualEpochs:
         return f"{self.order.identity}, epochs of {self.n}"
 
     def reweighed(self, epoch: int, position: int, weights: tuple[int, ...]) -> EqualEpochs:
-        """Returns the order with these weights from a position on. It has no later stages."""
+        """Returns the order with these weights from a position on. Later stages are dropped."""
         return replace(self, order=self.order.reweighed(0, self._begin(epoch) + position, weights))
 
     def size(self, epoch: int) -> int:
@@ -560,7 +567,7 @@ class EqualEpochs:
         return self.order.at(0, _checked(positions, self.n) + self._begin(epoch))
 
     def counts(self, epoch: int, position: int) -> NDArray[np.int64]:
-        """Returns how many samples each source has given before this position, in all epochs."""
+        """Returns how many samples each source has given in earlier epochs, and in this epoch before `position`."""
         if not 0 <= position <= self.n:
             raise IndexError(f"position {position} is outside epoch {epoch}, which has {self.n} samples.")
         return self.order.counts(0, self._begin(epoch) + position)
@@ -573,7 +580,7 @@ class EqualEpochs:
 
 
 def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Returns the first number from `low` to `high` for which a monotone condition holds, or `high`."""
+    """Returns the first number in low..high-1 for which `holds` is True, or else `high`. `holds` must be monotone."""
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle + 1, high)
@@ -581,7 +588,7 @@ def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
 
 
 def _distinct(numbers: NDArray[np.int64]) -> list[int]:
-    """Returns the numbers without duplicates. Usually there is only one, which needs no sorting."""
+    """Returns the numbers without duplicates. Does not sort them if all are equal, which is usual."""
     if not numbers.size:
         return []
     low, high = int(numbers.min()), int(numbers.max())

@@ -1,7 +1,7 @@
 """An order is a function from (epoch, position) to a sample key.
 
-Any position of any epoch costs the same, and no list of n keys is ever built. Only `Weighted` and `Selected` hold an
-array, which is the caller's own weights or keys.
+Computing a key takes the same time at any position, and no list of all keys is ever built. Only `Weighted` and
+`Selected` hold an array: the caller's own weights or keys.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Shuffled:
 
 
 ENDLESS = 1 << 62
-"""The size of an order without an end."""
+"""The size of an endless order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +286,6 @@ class Permutation:
         return cells.view(np.int64)
 
     def _apply_rounds(self, cells: NDArray[np.uint64]) -> None:
-        """Applies all rounds to the numbers in `cells`, in place."""
         rows, columns = self._sides
         row = np.floor_divide(cells, columns)
         spare = np.multiply(row, columns)
@@ -314,10 +313,9 @@ class Permutation:
 
 
 class Permutations:
-    """Random permutations: one of 0..n-1 for each n in `sizes` and each key.
+    """Random permutations of 0..n-1: one for each combination of a size n (in `sizes`) and a key.
 
-    This class computes a few elements of each of many permutations together. For many elements of one permutation,
-    `Permutation` is faster.
+    For many elements of the same permutation, `Permutation` is faster.
     """
 
     __slots__ = ("_columns", "_rows", "_sizes")
@@ -330,7 +328,10 @@ class Permutations:
     def at(
         self, which: NDArray[np.int64], keys: NDArray[np.uint64], positions: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Returns one element of each permutation. The i-th has the size `sizes[which[i]]` and the key `keys[i]`."""
+        """Returns one element for each entry of `positions`, possibly from different permutations.
+
+        Entry i is element `positions[i]` of the permutation with the size `sizes[which[i]]` and the key `keys[i]`.
+        """
         cells, sizes = positions.astype(np.uint64), self._sizes[which]
         walking = np.arange(len(cells))
         while walking.size:
@@ -364,7 +365,7 @@ def _rotated(
     other_size: NDArray[np.uint64],
     keys: NDArray[np.uint64],
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Rotates each of two coordinates in turn by a hash of the other, in an even number of rounds."""
+    """Rotates two coordinates in turn, each by a hash of the other coordinate. The number of rounds must be even."""
     for number in rounds:
         hashed = ((other + keys) ^ _ROUND_KEYS[number]) * _FIRST
         hashed ^= hashed >> _32
@@ -377,7 +378,7 @@ def _rotated(
 
 @lru_cache(maxsize=64)
 def _rectangle(n: int) -> tuple[int, int]:
-    """Returns the sides of a rectangle with at least n cells, both near sqrt(n), with only a few extra cells."""
+    """Returns the sides of a rectangle that has n cells or a few more. Both sides are near sqrt(n)."""
     root = math.isqrt(n - 1) + 1
     rows = np.arange(root, root + 1 + min(root // 4, 1023), dtype=np.int64)
     columns = -(-n // rows)
@@ -390,7 +391,7 @@ _permutation = lru_cache(maxsize=8)(Permutation)
 
 
 def _checked(positions: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Returns a copy of the positions. Raises IndexError if one of them is outside 0..size-1."""
+    """Returns a copy of the positions. Raises IndexError if any position is outside 0..size-1."""
     copy = np.array(positions, dtype=np.int64)
     if copy.size and ((low := copy.min()) < 0 or copy.max() >= size):
         raise IndexError(f"positions {low} to {copy.max()} are not all inside an order of {size} samples.")
@@ -398,7 +399,7 @@ def _checked(positions: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 
 
 def _scaled(numbers: NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
-    """Maps 64-bit numbers evenly to 0..n-1: the upper half of number * n, computed with 32-bit digits."""
+    """Maps 64-bit numbers evenly to 0..n-1. Returns the upper half of number * n, computed with 32-bit digits."""
     low, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
     n_high, n_low = np.uint64(n >> 32), np.uint64(n & 0xFFFFFFFF)
     high, rest = numbers >> shift, numbers & low

@@ -23,7 +23,7 @@ PACKED_TOGETHER = 100_000
 """Default number of documents in a window."""
 
 _APART = 100
-"""One more row is allowed for each `_APART` rows, so that no row has copies of a document."""
+"""For every `_APART` rows, one extra row is allowed, so that copies of a document can be in different rows."""
 
 METHODS = ("best_fit", "concat")
 OVERFLOWS = ("split", "truncate", "drop", "error")
@@ -74,7 +74,7 @@ class PackingFigures:
 
 
 class _Placed(NamedTuple):
-    """The parts of documents that are placed in rows. `sizes` has a column for each kind of cost."""
+    """Parts of documents that are to be placed in rows. `sizes` has a column for each kind of cost."""
 
     keys: Int64s
     begins: Int64s
@@ -86,11 +86,11 @@ class PackWindows:
     """Packs the documents of each window into rows. A window is a range of positions of the order.
 
     `lengths` and `capacities` have one entry for each kind of cost. The first kind counts tokens. A part of a row is
-    (key of the document, begin, end), counted in tokens. `extra` tokens are appended to each document that is not
-    empty, and count as its last tokens.
+    (document's key, begin, end), where begin and end are token indices. `extra` tokens are appended to each document
+    that is not empty, and count as its last tokens.
 
-    With "best_fit", a row has copies of a document (from several passes over a small source) only if more than 1%
-    more rows would be needed to avoid this, and no exchange of documents of equal size avoids it either.
+    With "best_fit", copies of a document (from several passes over a small source) are kept in different rows where
+    possible, by exchanging documents of equal size and by adding up to 1% more rows.
 
     The parts of a row are in the order of the window. The rows are in the order of their first parts, or shuffled if
     there is a seed.
@@ -163,7 +163,7 @@ class PackWindows:
         return _tabulated(pieces, rows, count), replace(figures, padding=padding)
 
     def _apart(self, pieces: _Placed, documents: Int64s, rows: Int64s, count: int) -> tuple[Int64s, int]:
-        """Returns rows in which copies of a document are apart, if this needs few more rows."""
+        """Moves copies of a document to different rows where possible, with at most 1% more rows."""
         if len(self.capacities) == 1:
             sizes = pieces.sizes[:, 0]
             others, needed = best_fit(sizes, self.capacities[0], most_in_a_row(sizes, documents))
@@ -172,7 +172,7 @@ class PackWindows:
         return spread(rows, documents, pieces.sizes), count
 
     def _pieces(self, keys: Int64s) -> tuple[_Placed, PackingFigures]:
-        """Returns the parts to place in rows, and figures. `overflow` applies to documents that are too long."""
+        """Applies `overflow` to long documents. Returns the parts to be placed, and the figures known so far."""
         sizes = np.stack([table.of(keys) for table in self.lengths], axis=1)
         some = (sizes > 0).any(axis=1)
         empty = len(keys) - int(some.sum())
@@ -228,9 +228,9 @@ def _listed(numbers: list[int] | tuple[int, ...]) -> str:
 
 
 def _cut(keys: Int64s, starts: Int64s, sizes: Int64s, capacity: int) -> tuple[_Placed, NDArray[np.bool_]]:
-    """Cuts documents, which begin at `starts`, at multiples of `capacity`.
+    """Cuts documents at multiples of `capacity`. Document i begins at the position `starts[i]`.
 
-    Also returns a mask of the documents that were cut.
+    Returns the parts, and a mask of the documents that were cut.
     """
     first = starts // capacity
     counts = (starts + sizes - 1) // capacity - first + 1
@@ -262,10 +262,10 @@ def _tabulated(pieces: _Placed, rows: Int64s, count: int) -> ItemTable:
 
 
 def best_fit(sizes: Int64s, capacity: int, most: Mapping[int, int] = {}) -> tuple[Int64s, int]:  # never changed
-    """Assigns sizes of 1 to `capacity` to rows, largest first. Returns the row of each size, and the number of rows.
+    """Assigns sizes (1 to `capacity`) to rows, largest first. Returns the row of each size, and the number of rows.
 
     Each size goes to the fullest row that has room for it. Many sizes are equal, so few steps are needed: one step
-    places equal sizes into rows that have equal free space. A row gets at most `most[size]` of a size.
+    places equal sizes into rows that have equal free space. A row gets at most `most[size]` pieces of a size.
 
     >>> best_fit(np.array([2, 5, 3, 4, 1, 1]), capacity=6)
     (array([1, 0, 2, 1, 0, 2]), 3)
@@ -313,10 +313,11 @@ def best_fit(sizes: Int64s, capacity: int, most: Mapping[int, int] = {}) -> tupl
 
 
 def most_in_a_row(sizes: Int64s, documents: Int64s) -> dict[int, int]:
-    """Returns how many pieces of a size a row may have, so that copies of a document can be in different rows.
+    """Returns how many pieces of each size a row may have, so that copies of a document can be in different rows.
 
-    The result has only sizes of which there are copies. If rows have at most q of n pieces, and no document more than
-    n / q of them, then `spread` separates all copies.
+    The result has only the sizes of documents with copies. Let n be the number of pieces of one size, and q the most
+    copies of one document among these pieces. If no row has more than n // q of the pieces, `spread` can separate all
+    copies.
 
     >>> most_in_a_row(np.array([3, 3, 3, 3, 5]), np.array([7, 7, 8, 9, 6]))
     {3: 2}
@@ -353,9 +354,9 @@ def repeated_in(rows: Int64s, documents: Int64s) -> int:
 
 
 def spread(rows: Int64s, documents: Int64s, sizes: Int64s) -> Int64s:
-    """Exchanges pieces of equal sizes, so that as few pieces as possible are in a row with a copy of themselves.
+    """Exchanges pieces of equal size between rows, to keep copies of a document apart as far as possible.
 
-    Copies of a document have equal sizes, so each size can be looked at alone.
+    Copies of a document have equal sizes, so each size is handled separately.
 
     >>> spread(np.array([0, 0, 1, 1]), np.array([7, 7, 8, 9]), np.array([[3]] * 4))
     array([0, 1, 0, 1])
@@ -370,7 +371,7 @@ def spread(rows: Int64s, documents: Int64s, sizes: Int64s) -> Int64s:
 
 
 def _spread_equal(rows: Int64s, documents: Int64s) -> Int64s:
-    """Returns new rows for pieces of one size. Each row keeps its number of pieces."""
+    """Returns new rows for pieces of one size. The number of these pieces in each row stays the same."""
     numbers, room = np.unique(rows, return_counts=True)
     open_rows = list(zip((-room).tolist(), numbers.tolist(), strict=True))  # those with most room first
     heapify(open_rows)
@@ -409,7 +410,10 @@ class _FreeRows:
             ranges.append((first, count))
 
     def take(self, need: int) -> tuple[int, int, int] | None:
-        """Removes the rows that fit best. Returns (free space, first row, number of rows), or None if no row fits."""
+        """Removes a range of the fullest rows with room for `need`. Returns (space, first row, count).
+
+        Returns None if no row has enough room.
+        """
         at = bisect_left(self._spaces, need)
         if at == len(self._spaces):
             return None
@@ -426,10 +430,11 @@ _WHOLE = 1 << 20
 
 
 def best_fit_by_kinds(sizes: Int64s, capacities: tuple[int, ...]) -> tuple[Int64s, int]:
-    """Does the same as `best_fit` for sizes of several kinds. `sizes[i]` fits into a row if it fits in every kind.
+    """Like `best_fit`, but with several kinds of cost: piece i fits into a row if there is room for it in every kind.
 
-    Sizes and rows are compared by the sum of their shares of the capacities. The largest size comes first, and goes
-    to the fullest row that has room for it. The time grows with the number of rows that are not full.
+    For each kind, a piece takes a share of a row's capacity. The size of the piece is the sum of these shares, and
+    the free space of a row is measured in the same way. The largest piece is placed first. Each piece goes to the
+    fullest row that has room for it. The running time grows with the number of rows that are not full.
 
     >>> best_fit_by_kinds(np.array([[9, 1], [5, 0], [5, 1], [1, 1]]), (10, 1))
     (array([0, 1, 1, 2]), 3)
@@ -464,7 +469,7 @@ def best_fit_by_kinds(sizes: Int64s, capacities: tuple[int, ...]) -> tuple[Int64
 
 
 def next_fit(sizes: Int64s, capacities: tuple[int, ...]) -> tuple[Int64s, int]:
-    """Fills one row after the other. Returns the row of each size, and the number of rows.
+    """Fills one row after another. Returns the row of each size, and the number of rows.
 
     >>> next_fit(np.array([[3], [1], [2], [3]]), (4,))
     (array([0, 0, 1, 2]), 3)

@@ -15,7 +15,7 @@ _AT_ONCE = 1 << 16
 
 
 class Permuted(Sequence[int]):
-    """Each of 0..n-1 once, in an order that is determined by `seed`. Any element can be computed alone.
+    """Each of 0..n-1 once, in an order that is determined by `seed`. Any element can be computed without the others.
 
     >>> Permuted(5, seed=1)[0], sorted(Permuted(5, seed=1))
     (0, [0, 1, 2, 3, 4])

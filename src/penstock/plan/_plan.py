@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _Take = Callable[[int], list[Any]]
 
 LocalRows = tuple[int, ...]
-"""The rows of each step that this process loads, in ascending order, where processes split steps among them."""
+"""The rows that one process loads in each step, in ascending order. Several processes may share a step."""
 
 
 class Plan(Protocol):
@@ -165,7 +165,7 @@ class ComputedPlan:
 
 
 class FirstOpen(NamedTuple):
-    """The first position of an order whose sample may still change, and the step of this position."""
+    """The first position whose sample may still change, and the first step that may still change."""
 
     position: int
     step: int
@@ -182,7 +182,7 @@ class WindowCosts(NamedTuple):
 
 
 class Upcoming(NamedTuple):
-    """The order in which all ranks together hand out the samples of an epoch, for forecasts.
+    """For forecasts: the order in which all ranks together hand out the samples of an epoch.
 
     `reached(step)` returns the first position that no rank has reached when the step begins.
     """
@@ -323,7 +323,7 @@ class OrderPlan(ComputedPlan):
         return self.block_of_rows(epoch, first, last, np.arange(self._size))
 
     def block_of_rows(self, epoch: int, first: int, last: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the same as `block`, but only for these rows of each step. No other keys are computed."""
+        """Returns the keys of these rows of steps `first` to `last - 1` in one array. Computes no other keys."""
         begin, end = self._position(first, epoch), self._position(last, epoch)
         starts = np.arange(begin, end, self._stride, dtype=np.int64)
         positions = (starts[:, None] + rows).ravel()
@@ -479,7 +479,7 @@ class SamplerPlan:
         return Rest(of_all_ranks, start, read, self.rank, self.world, self.drop_last, broken).simplified()
 
     def _read(self, take: _Take, number: int) -> Any:
-        """Returns the next batch of all ranks together, or END."""
+        """Returns the sampler's next batch, or END. The batch may be for any rank."""
         size = 1 if self.batched or self.batch_size is None else self.batch_size
         keys = take(size)
         if not keys or (len(keys) < size and self.drop_last):

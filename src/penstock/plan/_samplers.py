@@ -1,8 +1,8 @@
 """Samplers with the names that torch users know, for programs that compose samplers by hand.
 
-`DataLoader(shuffle=True)` uses an order instead (see `_order.py`), which can be resumed at any step. A loader also
-replaces a sampler of this module that has no generator by the same kind of order, with its own seed (`order_of`).
-No sampler builds a list of n keys: each computes `KEYS_AT_ONCE` keys at a time while it is read.
+`DataLoader(shuffle=True)` uses an order instead (see `_order.py`), which can be resumed at any step. If a sampler of
+this module has no generator, the loader replaces it with such an order, based on the loader's seed (see `order_of`).
+No sampler builds a list of all keys: every sampler computes `KEYS_AT_ONCE` keys at a time, during iteration.
 """
 
 from __future__ import annotations
@@ -379,7 +379,7 @@ def check_drop_last(value: object) -> bool:
 
 
 def batches(n: int, size: int, drop_last: bool) -> int:
-    """Returns the number of batches in n samples. An incomplete last batch counts, unless it is dropped."""
+    """Returns the number of batches that n samples make. An incomplete last batch counts unless it is dropped."""
     return n // size if drop_last else -(-n // size)
 
 
@@ -401,7 +401,7 @@ def _generator(generator: np.random.Generator | None) -> np.random.Generator:
 
 
 def _given(name: str, number: int | None, variable: str) -> int:
-    """Returns the number, or the value of the environment variable if the number is None."""
+    """Returns `number` or, if it is None, the value of the environment variable `variable`."""
     if number is not None:
         return number
     value = os.environ.get(variable)

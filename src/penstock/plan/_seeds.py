@@ -1,7 +1,7 @@
 """Mixes integers into seeds by 64-bit arithmetic, with the same result on every machine.
 
-All randomness in penstock starts from a number that is a function of (seed, epoch, step, ...), so it does not matter
-which process computes it, or how often.
+All randomness in penstock starts from a number that is a function of (seed, epoch, step, ...). Any process can
+compute this number again, with the same result.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def hashes(key: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 
 def _fold(number: int) -> int:
-    """Returns a 64-bit hash of an integer outside 0..2**64-1. The sign counts, too."""
+    """Returns a 64-bit hash of an integer outside 0..2**64-1. The hash also covers the sign."""
     words = [1 if number < 0 else 0]
     number = abs(number)
     while number:

@@ -1,4 +1,4 @@
-"""Computes items (rows of documents, or batches) window by window, and plans that consist of them."""
+"""Plans whose items (rows of documents, or batches) are computed window by window."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ItemTable(NamedTuple):
 
 
 class Windows(Protocol):
-    """Computes the items of each window of an epoch, without looking at other windows."""
+    """Computes the items of each window of an epoch independently of other windows."""
 
     def count(self, epoch: int) -> int | None:
         """Returns the number of windows in the epoch, or None if the epoch never ends."""
@@ -55,10 +55,11 @@ _MOST_WINDOWS = 1 << 40
 
 
 class Place(NamedTuple):
-    """A place in an epoch: the next item of a window. All ranks together have consumed everything before it.
+    """A place in an epoch: the next item of a window. All ranks together have consumed all earlier items.
 
-    `ranks` is the number of ranks that the items of the window are arranged for, or 0 if their order does not depend
-    on it. `code` and `of` convert a place to one integer and back. The code of the epoch's beginning is 0.
+    `ranks` is the number of ranks that the items of the window are arranged for. It is 0 if the order of the items
+    does not depend on the number of ranks. `code` and `of` convert a place to one integer and back. The code of the
+    epoch's beginning is 0.
 
     >>> Place.of(Place(window=3, item=5).code), Place(0, 0).code
     (Place(window=3, item=5, ranks=0), 0)
@@ -69,7 +70,7 @@ class Place(NamedTuple):
     ranks: int = 0
 
     def opens(self, window: int, size: int, step: int) -> FirstOpen:
-        """Returns the start of the first window from which no item was taken. `window` is the size of a window."""
+        """Returns the start of the first window from which no item has been taken. `window` is the windows' size."""
         return FirstOpen(min((self.window + (self.item > 0)) * window, size), step)
 
     @property
@@ -83,10 +84,10 @@ class Place(NamedTuple):
         return cls(above >> _RANKS, code & (1 << _ITEM) - 1, above & (1 << _RANKS) - 1)
 
     def fault(self, epoch: int, steps: int, windows: int | None, size: Callable[[int, int], int]) -> str | None:
-        """Returns what is wrong with this place in a state, or None if nothing is.
+        """Returns what is wrong with this place in a resume state, or None if nothing is.
 
-        The state was taken after `steps` steps. The epoch has `windows` windows, and `size` returns the number of
-        items in each.
+        The state was taken after `steps` steps. The epoch has `windows` windows (None: no end), and
+        `size(epoch, window)` returns the number of items in a window.
         """
         windows = _MOST_WINDOWS if windows is None else windows
         if self.window > windows or (self.window == windows and self.item):
@@ -151,7 +152,10 @@ class Edges:
         self._of: dict[int, list[int]] = {}
 
     def find(self, epoch: int, index: int) -> tuple[int, int] | None:
-        """Returns the window that contains this index, and the index within it, or None if the epoch is too short."""
+        """Returns the window that contains this index, and the index in that window.
+
+        Indices are counted from window `first` on. Returns None if the index is past the end of the epoch.
+        """
         edges = self._upto(epoch, index + 1)
         if edges[-1] <= index:
             return None
@@ -162,12 +166,15 @@ class Edges:
         return None if self._last(epoch) is None else self._upto(epoch, None)[-1]
 
     def ends_before(self, epoch: int, index: int) -> int | None:
-        """Returns the total if it is less than `index`, otherwise None. No more windows are computed than needed."""
+        """Returns the total of the epoch if it is less than `index`, otherwise None.
+
+        Computes only the windows that the comparison needs.
+        """
         reached = self._upto(epoch, index)[-1]
         return reached if reached < index else None
 
     def _upto(self, epoch: int, index: int | None) -> list[int]:
-        """Returns the running totals: up to the first that reaches `index`, or all if `index` is None."""
+        """Returns the running totals until one is at least `index`, or all of them if `index` is None."""
         edges, last = self._of.get(epoch) or [0], self._last(epoch)
         known = len(edges)
         while index is None or edges[-1] < index:
@@ -192,7 +199,7 @@ ItemKey = tuple[int, ...]
 
 
 def item_keys(slices: Sequence[tuple[ItemTable, int, int]]) -> list[ItemKey]:
-    """Returns the keys of all items in these slices: the items `first` to `last - 1` of each (table, first, last).
+    """Returns the keys of the items in these slices. A slice (table, first, last) has items `first` to `last - 1`.
 
     >>> table = ItemTable(np.array([0, 1, 3]), np.array([[7, 0, 5], [8, 0, 2], [9, 4, 6]]))
     >>> item_keys([(table, 0, 2)])
@@ -240,7 +247,7 @@ class InItems:
         return min(position, self.size(epoch))
 
     def _window(self, epoch: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the documents of a window, and the index of each document's first part in the items."""
+        """Returns the documents of a window, and the index of each used document's first part in the table."""
         return self._known.get((epoch, number), lambda: self._arranged(epoch, number))
 
     def _arranged(self, epoch: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -259,9 +266,9 @@ def count_of(order: Order, window: int, epoch: int) -> int | None:
 
 
 class PlacedPlan(ComputedPlan):
-    """A plan by windows, which begins at the `Place` whose code is `start`, with the step `first_step`.
+    """A windowed plan that begins with the step `first_step`, at the `Place` with the code `start`.
 
-    `first_step` must be given, because computing it would need all earlier windows.
+    `first_step` must be given, because computing it would require all earlier windows.
     """
 
     __slots__ = ()
@@ -272,7 +279,7 @@ class PlacedPlan(ComputedPlan):
         def start(self) -> int: ...
 
     def _step(self, epoch: int, step: int) -> Any:
-        """Returns the keys of a step from `first_step` on, or None if the epoch has no such step."""
+        """Returns the keys of a step (`first_step` or later), or None if the epoch has no such step."""
         raise NotImplementedError
 
     def after(self) -> Self:
@@ -300,17 +307,18 @@ class PlacedPlan(ComputedPlan):
 
 @dataclass(frozen=True, slots=True)
 class WindowPlan(PlacedPlan):
-    """A plan that deals the items of all windows, one window after the other, to steps and ranks.
+    """A plan that deals items to steps and ranks, window by window.
 
     One step of all `world` ranks together takes the next world * batch_size items. Rank r gets the r-th part of them,
     as a list of keys (see `ItemKey`). After any step, the ranks have therefore consumed a prefix of the items, which
-    ends at a `Place`. The rest of the epoch can be divided among another number of ranks, or into batches of another
-    size: `start` is the code of the place where it begins.
+    ends at a `Place`. The rest of the epoch can be divided among a different number of ranks, or into batches of a
+    different size: `start` is the code of the place from which to continue.
 
-    If the items do not divide evenly, the last step of a rank is incomplete or missing. `drop_last` drops it on all
-    ranks, and `padded` completes it on all ranks with items from the beginning of the epoch.
+    If the items do not divide evenly, some ranks have an incomplete last step, or lack the last step. With
+    `drop_last`, no rank gets this step. With `padded`, every rank gets a complete last step, filled up with items
+    from the beginning of the epoch.
 
-    `order` is the order from which the windows are made, for resume states and forecasts.
+    The windows are made from `order`. The plan itself uses `order` only for resume states and forecasts.
     """
 
     windows: Windows
@@ -354,7 +362,7 @@ class WindowPlan(PlacedPlan):
         return 0 if total is None else min(end - total, self.batch_size)
 
     def consumed(self, epoch: int, step: int) -> int:
-        """Returns the code of the `Place` that all ranks have reached before this step, for `rest`."""
+        """Returns the code of the `Place` that all ranks together have reached before this step."""
         found = self._edges.find(epoch, self._begin + (step - self.first_step) * self._stride)
         return Place(*(found or (self.windows.count(epoch) or 0, 0))).code
 
@@ -408,7 +416,7 @@ class WindowPlan(PlacedPlan):
         return item_keys(slices)
 
     def _slices(self, epoch: int, begin: int, end: int) -> list[tuple[ItemTable, int, int]]:
-        """Returns the items `begin` to `end - 1` as slices of tables, counted from the plan's first window."""
+        """Returns the items `begin` to `end - 1`, counted from the plan's first window, as slices of tables."""
         slices = []
         while begin < end:
             found = self._edges.find(epoch, begin)
@@ -421,7 +429,7 @@ class WindowPlan(PlacedPlan):
         return slices
 
     def _first_items(self, epoch: int, skip: int, count: int) -> list[tuple[ItemTable, int, int]]:
-        """Returns `count` items from the epoch's beginning, after the first `skip`, and starts over at its end."""
+        """Skips `skip` items of the epoch and returns the next `count`. After the end, continues at the beginning."""
         whole = replace(self, start=0, first_step=0) if self.start else self
         total = whole._edges.total(epoch) or 0
         slices = []

@@ -1,4 +1,4 @@
-"""Caffe's LMDB files of Datum messages, and its mean images (`.binaryproto`). Only writing needs `lmdb`."""
+"""Caffe's LMDB files of Datum messages, and Caffe's mean images (`.binaryproto`). Only writing needs `lmdb`."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def read_caffe_mean(path: FilePath) -> NDArray[np.float32]:
 
 
 def _mean(message: memoryview) -> NDArray[np.float32]:
-    """Returns the array of a BlobProto. Its shape is in field 7 or, in older files, in fields 1 to 4."""
+    """Returns the array in a BlobProto. The shape is in field 7 or, in older files, in fields 1 to 4."""
     sizes = dict.fromkeys((1, 2, 3, 4), 1)
     shape: list[int] = []
     values = [np.empty(0, np.float32)]

@@ -18,7 +18,7 @@ _NO_FLOATS = np.empty(0, np.float32)
 
 
 class Datum(NamedTuple):
-    """The fields of a Datum message. An encoded image in it is not decoded yet."""
+    """The fields of a Datum message. If the message has an encoded image, `data` has the encoded bytes."""
 
     shape: tuple[int, int, int]  # channels, height, width
     data: memoryview
@@ -33,7 +33,7 @@ class Datum(NamedTuple):
 
 
 def parse(message: memoryview) -> Datum:
-    """Parses a Datum. Raises MessageError if it is invalid or contradicts itself."""
+    """Parses a Datum. Raises MessageError if the message is invalid or contradicts itself."""
     numbers: dict[int, int] = {}
     data: memoryview | None = None
     floats: list[NDArray[np.float32]] = []

@@ -4,9 +4,9 @@
     a record:  one part with flag 0, or parts with the flags 1, 2, ... 2, 3
 
 The mark is a magic number. All numbers are little-endian. Content that has the mark at a multiple of 4 is split there
-into parts, and the mark itself is left out. So the mark occurs only where a part begins (no valid flag and length
-look like it), and searching a record for marks detects every wrong length, except for one that only adds or drops a
-few zeros at the end.
+into parts, and the mark itself is left out. No valid flag and length look like the mark, so the mark occurs only
+where a part begins. Searching a record for marks therefore detects every wrong length, unless the error only adds or
+drops a few zeros at the end.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def framed(content: bytes) -> list[bytes]:
 
 
 class NotARecord(ValueError):
-    """Raised if bytes are not a valid record. `what` describes the problem, and `at` is its offset."""
+    """Raised if bytes are not a valid record. `what` describes the problem, and `at` is the offset of the problem."""
 
     def __init__(self, at: int, what: str) -> None:
         super().__init__(what)
@@ -75,13 +75,13 @@ def record(raw: bytes) -> memoryview:
 
 
 def beginning(raw: bytes) -> bytes | None:
-    """Returns the content in a record's first bytes, or None if it has several parts or is damaged."""
+    """Returns the content in a record's first bytes, or None if the record has several parts or is damaged."""
     mark, word = _HEAD.unpack_from(raw)
     return raw[8 : 8 + word] if mark == MARK and word >> 29 == _ALONE else None
 
 
 def disagreement(file: AnyFile, starts: NDArray[np.int64]) -> str:
-    """Returns why these cannot be the offsets of all records in the file, or "" if they can."""
+    """Returns why `starts` cannot be the offsets of all records in the file, or "" if they can."""
     # Damage to a single record is not reported here: it raises when that record is read.
     if len(odd := starts[starts % 4 != 0]):
         return f"it has a record at byte {odd[0]:,}, but records begin at multiples of 4"

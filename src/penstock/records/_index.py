@@ -1,4 +1,4 @@
-"""MXNet's `.idx` files, which have a line for each record with its key and its byte offset."""
+"""MXNet's `.idx` files, in which each line has the key and the byte offset of a record."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ _MOST = (1 << 64) - 1
 def read_index(index: AnyFile, file: AnyFile) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
     """Returns the byte offset of each record, in file order, and the records' keys.
 
-    The index of a local file is compared with the header of every record. For a remote file this would download the
-    whole file, so only the last record is checked; other errors in the index are noticed when the records are read.
+    The index of a local file is compared with the header of every record. A remote file would have to be downloaded
+    for this comparison, so only its last record is checked. Other errors in the index of a remote file are noticed
+    when the records are read.
     """
     path, text = index.path, index.read(0, index.size)
     if text and not text.endswith(b"\n"):
@@ -55,7 +56,7 @@ def _refuse(path: str, lines: list[bytes], row: int) -> NoReturn:
 
 
 def _wrong(starts: NDArray[np.int64], file: AnyFile) -> str:
-    """Returns why these cannot be the offsets of the records in the file, or "" if they can."""
+    """Returns why `starts` cannot be the offsets of the records in the file, or "" if they can."""
     if len(starts) == 0:
         return f"it is empty, but the file has {file.size:,} bytes" if file.size else ""
     if starts[0] != 0:

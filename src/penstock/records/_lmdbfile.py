@@ -1,13 +1,13 @@
 """Reads the keys and values of an LMDB file, in key order.
 
-The library `lmdb` is not used: it maps the file and trusts the contents, so a damaged page or a truncated file
-crashes the process; and its environments must not be used across a fork. This module checks every number before using
-it, and reads the file at explicit offsets.
+The library `lmdb` is not used, for two reasons. It maps the file and trusts the contents, so a damaged page or a
+truncated file crashes the process. And the environments of `lmdb` must not be used across a fork. This module checks
+every number before using it, and reads the file at explicit offsets.
 
-    pages 0 and 1  the state after the last two transactions: the newer one counts
+    pages 0 and 1  the states after the last two transactions; the newer one is valid
     branch page    keys, and the pages below them
     leaf page      keys and values; for a large value only the page where it begins
-    overflow page  a large value, which continues on the pages after it
+    overflow page  the beginning of a large value, which continues on the next pages
 
 A page begins with its number, its kind, and the offsets of its nodes, in key order. The nodes fill the end of the
 page without a gap. LMDB has no checksums, so damage inside a value is not noticed here.
@@ -53,7 +53,7 @@ def find_values(file: AnyFile) -> Arrays:
 
 
 def value_of(raw: bytes, start: int, page: int) -> memoryview | None:
-    """Returns the value that is stored in `raw`, or None if it is damaged.
+    """Returns the value that is stored in `raw`, or None if the value's page header is damaged.
 
     `start` is the offset of `raw` in the file, and `page` is the page size. A large value begins with a page header,
     which is left out.
@@ -155,7 +155,7 @@ class _Tree:
             yield from self._leaves(higher << 32 | high << 16 | low, depth - 1)
 
     def _nodes(self, number: int, expected: int) -> tuple[bytes, tuple[int, ...]]:
-        """Returns the bytes of a page and the offsets of its nodes, which must fill the end of the page."""
+        """Returns the bytes of a page and the offsets of its nodes. The nodes must fill the end of the page."""
         start = self._page_start(number)
         raw = self._file.read(start, self._page)
         own, _, kind, low, high = _PAGE.unpack_from(raw)

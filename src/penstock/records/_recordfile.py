@@ -114,7 +114,7 @@ class RecordFile(RecordSamples):
         return [next(others) if each is None else each[1] for each in found]
 
     def _by_idx(self, file: AnyFile, access: Access) -> tuple[str, Index] | None:
-        """Returns the path and the index of a file's `.idx` file, or None if the file has none."""
+        """Returns (path of the `.idx` file, index read from the `.idx` file), or None if there is no `.idx` file."""
         index = self._idx_of(file, access)
         if index is None:
             return None
@@ -123,7 +123,7 @@ class RecordFile(RecordSamples):
         return index.path, Index(file, self.kind, self.find, arrays, False)
 
     def _idx_of(self, file: AnyFile, access: Access) -> AnyFile | None:
-        """Returns the `.idx` file, or None. Ignores an `.idx` file that an untrusted user could have written."""
+        """Returns the `.idx` file to use, or None. Ignores a file that an untrusted user could have written."""
         if self._idx is False:
             return None
         if self._idx is not None:
@@ -288,7 +288,7 @@ def _record(raw: bytes) -> Record:
 
 
 def _damaged(file: AnyFile, start: int, error: framing.NotARecord, index: str | None = None) -> NoReturn:
-    """Raises FormatError for the record at offset `start`, which comes from the `.idx` file `index`, if any."""
+    """Raises FormatError for the record at `start`. `index` is the `.idx` file that gave this offset, if any."""
     try:
         file.damaged(start + error.at, error.what)
     except FormatError as damage:

@@ -1,4 +1,4 @@
-"""A dataset of arrays, whose rows are copied from each column directly into the batch."""
+"""`ArrayDataset`, which copies rows from its columns (arrays) directly into the batch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ArrayDataset(Dataset[Any]):
 
     @gathers_numpy
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Returns the batch for these keys, as collation would. `empty(shape, dtype)` allocates its memory."""
+        """Returns the same batch as collating the samples would. `empty(shape, dtype)` allocates the memory."""
         checked = checked_keys(keys, len(self))
         if type(empty) is FieldMemory:
             columns = zip(self._views, self._into(empty), strict=True)

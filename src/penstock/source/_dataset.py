@@ -1,7 +1,7 @@
 """Map-style datasets, streams, and ways to combine them.
 
-Any object with `__getitem__` and `__len__` is a dataset (a list, an array, a Hugging Face dataset), without deriving
-from a class of this module.
+Any object with `__getitem__` and `__len__` is a dataset (a list, an array, a Hugging Face dataset). It need not
+derive from a class of this module.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def is_stream(dataset: object) -> bool:
 
 
 def to_load_in_parallel(stream: object) -> str:
-    """Returns advice on how all workers can load the samples of this stream, which has only one reader."""
+    """Returns advice: how all workers can load samples of a stream that only one of them iterates over."""
     kind = type(stream)
     if isinstance(stream, IterableDataset):
         return "Let the stream yield light items and define load(item): all workers call it in parallel"
@@ -82,7 +82,7 @@ def _depth(cls: type, name: str) -> int:
 
 
 def remove_bypass(cls: type, name: str, others: Sequence[str]) -> None:
-    """Sets the batch method `name` to None if a subclass redefines one of `others`, which it would bypass."""
+    """Sets the batch method `name` to None if it would bypass a method in `others` that a subclass redefines."""
     depth = _depth(cls, name)
     is_ours = cls.__mro__[depth].__module__.startswith("penstock.")
     if is_ours and any(_depth(cls, other) < depth for other in others):
@@ -96,16 +96,16 @@ def not_missing(found: Callable[..., T] | None, name: str = "__foresee__") -> Ca
 
 
 def from_inside(find: Callable[[Any], Any], name: str = "__foresee__", inside: str = "") -> Any:
-    """Returns a property for a method that `find` makes from the wrapped datasets.
+    """Returns a property for the method `name` of a wrapper. `find` makes the method from the wrapped datasets.
 
-    `find` gets the dataset or, if `inside` is given, its attribute with this name. If `find` returns None, the
-    dataset does not have the method.
+    `find` is called with the wrapper or, if `inside` is given, with the wrapper's attribute of this name. If `find`
+    returns None, the wrapper does not have the method.
     """
     return property(lambda outer: not_missing(find(getattr(outer, inside) if inside else outer), name))
 
 
 class Keyed(Protocol[T_co]):
-    """Anything that can be part of a dataset. It has a sample for each key, and usually a length."""
+    """Any object that can be part of a dataset: it returns a sample for a key, and usually has a length."""
 
     def __getitem__(self, key: Any, /) -> T_co: ...
 
@@ -135,8 +135,8 @@ class Dataset(Generic[T_co]):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Removes penstock's batch methods if they would bypass a method that the subclass redefines.
 
-        Otherwise, if a subclass of Subset or ArrayDataset adds a transform in `__getitem__`, batches would be read
-        without the transform. Batch methods that the user defines stay.
+        Example: a subclass of ArrayDataset adds a transform in `__getitem__`. With penstock's batch methods, batches
+        would be read without the transform. Batch methods that the user defines stay.
         """
         super().__init_subclass__(**kwargs)
         for at, name in enumerate(_METHODS):
@@ -254,7 +254,7 @@ class Dataset(Generic[T_co]):
 
 
 def _stages_of(dataset: object, method: str) -> Any:
-    """Returns the module `_stages`, whose classes derive from Dataset. Raises TypeError for a stream."""
+    """Returns the module `_stages`. Raises TypeError if the dataset (such as a stream) does not support `method`."""
     if is_stream(dataset):
         raise TypeError(
             f"{type(dataset).__name__} is a stream, whose samples have no keys, and {method}() needs keys. Streams "
@@ -408,7 +408,7 @@ class ConcatDataset(Dataset[T_co]):
 
     @property
     def __gather__(self) -> Callable[[Any, Any], Any]:
-        """Gathers a batch if all of its samples are in one dataset.
+        """Gathers a batch from one dataset. Returns NotImplemented if the samples are in several datasets.
 
         The attribute is missing if no dataset has `__gather__`.
         """
@@ -460,7 +460,7 @@ class ConcatDataset(Dataset[T_co]):
 
 
 class ChainItem(NamedTuple):
-    """An item of a ChainDataset that is not loaded yet, with the index of the stream that it comes from."""
+    """An item of a ChainDataset that has not been loaded yet, and the index of its stream."""
 
     stream: int
     item: Any
@@ -709,7 +709,7 @@ def _counts(lengths: Sequence[float], n: int) -> list[int]:
 
 
 def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
-    """Returns the samples of these keys in order, with a single call if the dataset has `__getitems__`."""
+    """Returns the samples of these keys, in order. Calls `__getitems__` once if the dataset has this method."""
     getitems = method_of(dataset, "__getitems__")
     if not getitems:
         return [dataset[key] for key in each(keys)]
@@ -741,7 +741,7 @@ def _check_keyed(taker: str, name: str, dataset: object) -> None:
 
 
 def _shown(value: object) -> str:
-    """Returns a short value as text. For a longer value, returns only its type."""
+    """Returns the repr of a number or None. For any other value, names only the type."""
     if value is None or isinstance(value, (int, float)):
         return repr(value)
     return f"a value of type {type(value).__name__}"

@@ -1,6 +1,6 @@
-"""Finds the files below a folder, following links, and lists the suffixes of picture files.
+"""Finds the files below a folder, following links. Also defines the suffixes of picture files.
 
-It imports no other package, so that `ImageFolder`, `Tar` and `penstock.open` all use the same suffixes.
+This module imports only the standard library, so `ImageFolder`, `Tar` and `penstock.open` can all import it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Above = tuple[tuple[int, int], ...]
 
 
 def files_below(root: str, folder: str = "", above: Above = ()) -> Iterator[str]:
-    """Yields all files below a folder as paths relative to `root`. Files and folders are sorted together by name.
+    """Yields all non-hidden files below a folder, as paths relative to `root`.
 
-    A link to a folder is followed, unless it leads back to one of its parents. Raises OSError if a folder cannot be
-    read.
+    Files and folders are sorted together by name. A link to a folder is followed, unless it leads back to a
+    folder that contains the link. Raises OSError if a folder cannot be read.
     """
     here = os.path.join(root, folder)
     found, above = _inside(here, above or (_number(root),), hidden=False)
@@ -49,7 +49,7 @@ def folders_below(folder: str, *, hidden: bool = False, above: Above = ()) -> It
 
 
 def _inside(folder: str, above: Above, hidden: bool) -> tuple[list[tuple[str, bool]], Above]:
-    """Returns the sorted content of a folder as (name, is folder) pairs, and `above` with this folder added."""
+    """Returns a folder's sorted entries as (name, is folder) pairs, and `above` with this folder added."""
     with os.scandir(folder) as entries:
         found = sorted((each.name, _is_folder(each)) for each in entries if hidden or not each.name.startswith("."))
     return found, (*above, _number(folder))
@@ -63,7 +63,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _leads_back(folder: str, above: Above) -> bool:
-    """True for a link to one of its own parent folders, whose content has already been listed."""
+    """True if the folder is a link that leads back to one of the folders in `above`."""
     try:
         return _number(folder) in above
     except OSError:  # opening it will raise a better error

@@ -1,4 +1,4 @@
-"""The weights that a loader has given to the sources of a mixture, as part of the loader's state."""
+"""The history of a mixture's weights in a loader. It is part of the loader's state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AnyOrder = MixtureOrder | EqualEpochs
 
 
 class _Unread:
-    """A source whose length is known from a state."""
+    """Stands in for a source whose data is not available: only the length is known, from a saved state."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -40,9 +40,9 @@ class _Unread:
 
 
 class WeightsFrom(NamedTuple):
-    """The weights of a mixture from a position of an epoch on.
+    """The weights of a mixture from one position in an epoch until the next change.
 
-    `given` has the same meaning as in `Stage`. It is None in a state of an older version, which has no counts.
+    `given` means the same as in `Stage`. It is None for the states of older versions, which have no counts.
     """
 
     epoch: int
@@ -53,7 +53,7 @@ class WeightsFrom(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class WeightHistory:
-    """The weights of a mixture in one loader, from the first position to the last change. The object is immutable."""
+    """All weights that a mixture has had in one loader, and the positions where they took effect. Immutable."""
 
     mixture: MixtureDataset
     stages: tuple[WeightsFrom, ...]
@@ -73,9 +73,10 @@ class WeightHistory:
     def changed(
         self, epoch: int, position: int, weights: Mapping[str, float], seed: int, window: int
     ) -> WeightHistory:
-        """Returns the history with these weights from a position on. Each source continues with its next sample.
+        """Returns a new history in which these weights apply from this position on.
 
-        Changes at this position or later are dropped. The samples before it stay the same.
+        The samples before the position stay the same, and each source continues with its next sample. Any changes
+        already recorded at this position or later are dropped.
         """
         mixture, found = self.mixture, self.mixture.checked(weights)
         if not isinstance(mixture.stop, str):  # the end of an epoch is the beginning of the next one
@@ -97,10 +98,10 @@ class WeightHistory:
         keys: NDArray[np.int64],
         lengths: NDArray[np.int64] | None = None,
     ) -> list[tuple[str, float, int, int, float | None]]:
-        """Returns statistics of each source: name, weight, samples given, number of samples, and their mean length.
+        """Returns (name, weight, samples given, number of samples, mean length) for each source.
 
-        The samples that were given are those before a position, and those with these keys. `lengths` has the lengths
-        of all samples: see `MixtureDataset.mean_lengths`.
+        The samples given are the samples before `position`, plus one sample for each of `keys`. For `lengths`, see
+        `MixtureDataset.mean_lengths`.
         """
         mixture, weights = self.mixture, self.weights_at(epoch, position)
         counts = (order.counts(epoch, position) + mixture.counts_of(keys)).tolist()
@@ -141,7 +142,10 @@ class WeightHistory:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], seed: int) -> WeightHistory | None:
-        """Returns the history in a state, whose sources have no data, or None if the order depends on blocks."""
+        """Rebuilds a history from a state alone, without the sources' data.
+
+        Returns None if the order depends on the sources' blocks, which are not in the state.
+        """
         if state.get("blocks"):
             return None
         try:
@@ -156,7 +160,7 @@ class WeightHistory:
             raise _damaged(f"{error!r} in {state!r:.200}.") from error
 
     def loaded(self, state: Mapping[str, Any], seed: int) -> WeightHistory:
-        """Returns the history that a state describes. Raises StateError if it belongs to a different mixture.
+        """Returns the history that a state describes. Raises StateError if the state is from a different mixture.
 
         `seed` is the loader's seed.
         """
@@ -198,7 +202,7 @@ class WeightHistory:
         return self._completed([stage._replace(given=count) for stage, count in zip(found, given, strict=True)], seed)
 
     def _completed(self, stages: list[WeightsFrom], seed: int) -> WeightHistory:
-        """Computes counts that a state lacks, and checks the others."""
+        """Fills in missing counts. Raises StateError if the counts of the stages do not follow from the weights."""
         mixture, done, whole = self.mixture, list[WeightsFrom](), list[Stage]()
         for stage in stages:
             epoch, position = mixture.place(*stage[:2])
@@ -222,7 +226,7 @@ class WeightHistory:
     def _compare(
         self, lengths: dict[str, Any], files: dict[str, Any], tokens: dict[str, Any], options: dict[str, Any]
     ) -> None:
-        """Raises StateError if the state comes from a mixture with other sources or options."""
+        """Raises StateError if the state comes from a mixture with different sources or options."""
         mixture, names = self.mixture, self.mixture.names
         for name, length in lengths.items():
             if name not in names:
@@ -275,7 +279,7 @@ def _of_dict(stage: Mapping[str, Any]) -> WeightsFrom:
 
 
 def _counts(mixture: MixtureDataset, given: Any) -> tuple[int, ...] | None:
-    """Returns the counts of a stage in a state, in the order of the sources. A source that was added later has 0."""
+    """Checks the counts of a stage and sorts them by source. Sources that were added later get the count 0."""
     if given is None:
         return None
     if not isinstance(given, Mapping) or not given.keys() <= {*mixture.names}:

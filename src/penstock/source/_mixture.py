@@ -122,7 +122,7 @@ class MixtureDataset(Dataset[Any]):
     def __gather__(self) -> Callable[[Any, Any], Any]:
         """Gathers a batch from all sources.
 
-        The attribute is missing if a source has no `__gather__`, or if a `field` is added to the samples.
+        The attribute is missing if a source has no `__gather__`, or if the mixture adds a `field` to the samples.
         """
         if self.field is not None:
             raise AttributeError("a mixture that adds a field to its samples has no __gather__")
@@ -146,9 +146,9 @@ class MixtureDataset(Dataset[Any]):
 
     @property
     def __views__(self) -> Views:
-        """Returns views of samples of all sources.
+        """Returns views of samples from all sources.
 
-        The attribute is missing if a source has no `__views__`, or if a `field` is added to the samples.
+        The attribute is missing if a source has no `__views__`, or if the mixture adds a `field` to the samples.
         """
         if self.field is not None:
             raise AttributeError("a mixture that adds a field to its samples has no __views__")
@@ -171,7 +171,7 @@ class MixtureDataset(Dataset[Any]):
 
     @property
     def __lengths__(self) -> Lengths:
-        """Returns the lengths for one pass over each source: key k has entry k % n.
+        """Returns the lengths of all n samples, source by source. The length of key k is at index k % n.
 
         The attribute is missing if a source has no lengths.
         """
@@ -187,18 +187,15 @@ class MixtureDataset(Dataset[Any]):
 
     @property
     def __mixture__(self) -> MixtureDataset:
-        """The mixture itself. Datasets that wrap a mixture pass it on: see `WeightHistory`."""
+        """The mixture itself. Datasets that wrap a mixture pass this attribute on."""
         return self
 
     def __order__(self, seed: int, window: int) -> MixtureOrder | EqualEpochs:
-        """Returns the order of the keys with the weights that the mixture was made with."""
+        """Returns the order of the keys under the mixture's initial weights."""
         return self.order(seed, window, (Stage(0, 0, self.shares(self.weights)),))
 
     def order(self, seed: int, window: int, stages: tuple[Stage, ...]) -> MixtureOrder | EqualEpochs:
-        """Returns the order of the keys.
-
-        If the mixture has a seed of its own, that seed replaces the loader's seed.
-        """
+        """Returns the order of the keys. If the mixture has its own seed, that seed replaces the loader's."""
         blocks = tuple(map(_grouping, self.sources)) if self.shuffled else ()
         own = seed if self.seed is None else self.seed
         labels = tuple(map(_label, self.names))
@@ -209,26 +206,30 @@ class MixtureDataset(Dataset[Any]):
     # For the history of the weights: see `WeightHistory`.
 
     def place(self, epoch: int, position: int) -> tuple[int, int]:
-        """Converts a place to one of the `MixtureOrder`, which has a single epoch if `stop` is a number."""
+        """Converts an epoch and a position to the corresponding epoch and position in the `MixtureOrder`.
+
+        If `stop` is a number, the `MixtureOrder` has a single epoch.
+        """
         return (epoch, position) if isinstance(self.stop, str) else (0, epoch * self.stop + position)
 
     @property
     def has_blocks(self) -> bool:
-        """True if the order of a source depends on its blocks."""
+        """True if the order of any source depends on its blocks."""
         return self.shuffled and any(_grouping(source) is not None for source in self.sources)
 
     def set_tokens(self, tokens: Mapping[str, int]) -> None:
-        """Sets the numbers of tokens of sources whose lengths are not available."""
+        """Sets the token counts of sources whose lengths are not available."""
         self._tokens.update(tokens)
 
     def counts_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns how many of these keys each source has."""
+        """Returns how many of these keys belong to each source."""
         return np.bincount(self._parts(keys)[0], minlength=len(self.names))
 
     def mean_lengths(self, lengths: NDArray[np.int64] | None) -> list[float | None]:
-        """Returns the mean length of each source's samples, or None. `lengths` has the lengths of all samples.
+        """Returns the mean length of the samples of each source. An unknown mean length is None.
 
-        Without `lengths`, mean lengths are known only if `unit` is "tokens".
+        `lengths` has the lengths of all samples. If `lengths` is None, mean lengths are known only if `unit` is
+        "tokens".
         """
         tokens = self._tokens
         if lengths is not None:
@@ -242,7 +243,7 @@ class MixtureDataset(Dataset[Any]):
         return [tokens[name] / length if name in tokens and length else None for name, length in pairs]
 
     def checked(self, weights: Mapping[str, float]) -> dict[str, float]:
-        """Checks the weights and returns them as floats, in the order in which they are given."""
+        """Checks the weights and returns them as floats, in the given order."""
         if not isinstance(weights, Mapping):
             raise TypeError(f"weights must be a dict from names to numbers, but it is a {type(weights).__name__}.")
         lengths = dict(zip(self.names, self.lengths, strict=True))
@@ -299,7 +300,7 @@ class MixtureDataset(Dataset[Any]):
     # Keys.
 
     def _parts(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the number of each key's source, and the key of its sample in this source."""
+        """Returns, for each key, the number of its source and the key of the sample in that source."""
         inside = keys % self._firsts[-1]
         part = self._firsts.searchsorted(inside, "right") - 1
         return part, inside - self._firsts[part]
@@ -307,7 +308,7 @@ class MixtureDataset(Dataset[Any]):
     def _divided(self, keys: Any) -> list[tuple[int, list[int], list[int]]]:
         """Groups the keys by source.
 
-        Returns (number of the source, rows of its samples, their keys in the source).
+        For each source, returns (number of the source, rows of its samples, their keys in the source).
         """
         part, index = self._parts(_checked_keys(keys))
         rows = part.argsort(kind="stable")
@@ -406,7 +407,7 @@ def _checked_keys(keys: Any) -> NDArray[np.int64]:
 
 
 def _woven(parts: Sequence[tuple[list[int], Any]], size: int, empty: Any) -> Any:
-    """Merges batches, each given with its rows in the result. Returns NotImplemented if fields or dtypes differ."""
+    """Merges (rows, batch) pairs into one batch. Returns NotImplemented if fields or dtypes differ."""
     batches = [batch for _, batch in parts]
     kinds = set(map(type, batches))
     if len(kinds) > 1:

@@ -1,7 +1,7 @@
 """Maps keys between a dataset and the datasets inside it: for blocks, forecasts, lengths, fingerprints and errors.
 
-It knows `Subset`, `ConcatDataset` and `StackDataset`, both penstock's and torch's, the stages of `_stages.py`, and
-mixtures.
+This module knows `Subset`, `ConcatDataset` and `StackDataset`, both penstock's and torch's, the stages of
+`_stages.py`, and mixtures.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def method_of(dataset: object, name: str) -> Any:
 
 
 Views = Callable[[Sequence[int]], dict[str, list[NDArray[Any]]] | None]
-"""Returns the arrays of samples, by field, without copies. Fields without arrays are left out.
+"""The type of a dataset's `__views__`, which returns arrays of samples, by field, without copying.
 
-This is the type of a dataset's `__views__`, which is private to penstock. The result is None if only the samples show
-which fields are arrays, or if the samples must be read first. The arrays must not be changed.
+Fields without arrays are left out. If views are impossible, for example for samples that must be read first, the
+result is None. The arrays must not be changed. `__views__` is private to penstock.
 """
 
 
@@ -48,10 +48,10 @@ _NUMPY = "_gathers_numpy"
 
 
 def gathers_numpy(gather: Gather) -> Gather:
-    """Marks a `__gather__` whose samples are numpy arrays or scalars, str, bytes, or one dict or tuple of these.
+    """Marks a `__gather__` whose samples are numpy arrays or scalars, str, bytes, or a dict or tuple of these.
 
-    Unless it returns NotImplemented, types and dtypes are the same for all samples. So the batch alone shows what
-    another library's collate function would return, and `penstock.torch` makes tensors from it.
+    Unless the `__gather__` returns NotImplemented, all samples have the same types and dtypes. So the batch alone
+    shows what another library's collate function would return, and `penstock.torch` makes tensors from the batch.
     """
     setattr(gather, _NUMPY, True)
     return gather
@@ -73,9 +73,9 @@ _ATTRIBUTES = {
 
 
 def _kind(dataset: object, name: str = "") -> str:
-    """Returns the kind of a dataset that wraps others (see `_ATTRIBUTES`), or "" if it wraps none.
+    """Returns the kind of a dataset that wraps others (see `_ATTRIBUTES`), or "" for any other dataset.
 
-    Also returns "" for a subclass that redefines the method `name`.
+    Also returns "" if a subclass redefines the method `name`.
     """
     for cls in type(dataset).__mro__:
         attributes = _ATTRIBUTES.get(cls.__name__)
@@ -109,7 +109,7 @@ def leaves_of(dataset: Any) -> Iterator[Any]:
 
 
 def origin(dataset: Any, key: Any) -> tuple[Any, Any]:
-    """Returns the innermost dataset that the sample comes from, and its key there."""
+    """Returns the innermost dataset that the sample comes from, and the sample's key there."""
     while True:
         match _kind(dataset):
             case "SameKeys":
@@ -134,7 +134,7 @@ _MOST_SHOWN = 200  # characters
 
 
 def shown(dataset: Any) -> str:
-    """Returns a short text for a dataset: its repr if that is short, or else its class and length."""
+    """Returns a short description of a dataset: its repr if that is short, otherwise its class and length."""
     plain = type(dataset).__repr__ in _LONG
     text = "" if plain else safe_text(dataset, repr)
     if text and len(text) <= _MOST_SHOWN and "\n" not in text:
@@ -228,7 +228,7 @@ def blocks_of_parts(joint: Any) -> list[Grouping]:
 
 
 def blocks_of_stack(stack: Any) -> Grouping:
-    """Returns the blocks of the first part of a StackDataset that has blocks. Raises AttributeError if none has."""
+    """Returns the blocks of a StackDataset's first part that has blocks. Raises AttributeError if none has."""
     for part in side_by_side(stack):
         try:
             return grouping_of(part)
@@ -252,7 +252,10 @@ def _keys(indices: Any, length: int) -> KeyArray | None:
 
 
 def fingerprint_of(dataset: Any) -> str | None:
-    """Returns a text that identifies the samples, wherever their files are, or None. Messages may show it."""
+    """Returns a string that identifies the samples and does not depend on the location of their files.
+
+    The string may appear in messages. Returns None if the dataset has no fingerprint.
+    """
     match _kind(dataset, "__fingerprint__"):
         case "Subset" | "SameKeys" | "RepeatedDataset":
             inner = fingerprint_of(dataset.dataset)
@@ -273,7 +276,10 @@ def fingerprint_of(dataset: Any) -> str | None:
 
 
 def foresee_of(dataset: Any) -> Foresee | None:
-    """Returns a function that passes a forecast to the dataset or its wrapped datasets, or None if none takes it."""
+    """Returns a function that passes a forecast to the dataset, or to the datasets that it wraps.
+
+    Returns None if no dataset takes forecasts.
+    """
     match _kind(dataset, "__foresee__"):
         case "Subset":
             return foresee_of_subset(dataset)
@@ -397,11 +403,11 @@ def _or_none(blocks: Callable[..., InnerBlocks], *args: Any) -> InnerBlocks | No
 # Lengths.
 
 TOKENS = ("tokens", "input_ids")
-"""The fields that may hold the tokens of a sample. If it has neither, the first field with integers does."""
+"""The fields that may hold a sample's tokens. If a sample has none of them, its first field of integers is used."""
 
 
 def lengths_within(dataset: Any) -> Lengths | None:
-    """Returns a function that returns the length of each sample, or None if the lengths are unknown."""
+    """Returns a function that computes the length of each sample. Returns None if the lengths are unknown."""
     match _kind(dataset, "__lengths__"):
         case "Subset":
             inner = lengths_within(dataset.dataset)
@@ -454,7 +460,7 @@ _AT_ONCE = 512
 
 
 def keys_in_order(dataset: Any) -> Iterator[int]:
-    """Yields the keys of an unshuffled loader's first epoch, with the seed 0."""
+    """Yields the keys of the first epoch of an unshuffled loader with seed 0."""
     order = method_of(dataset, "__order__")
     if order is None:
         yield from count() if getattr(dataset, "endless", False) else range(len(dataset))

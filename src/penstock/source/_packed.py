@@ -1,7 +1,7 @@
 """`PackedList` holds millions of paths in two arrays, which workers share.
 
-A forked worker that reads a list of str copies it page by page, because reading a str changes its reference count.
-Two numpy arrays have only two reference counts.
+In a list, every str has a reference count, and reading a str changes the count. So a forked worker that reads a list
+gradually copies the memory of the list, page by page. Two numpy arrays have only two reference counts.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ _ENCODE: dict[ItemKind, Callable[[Any], bytes]] = {
 
 
 def _pack(items: Iterable[Any], kind: ItemKind | None = None) -> tuple[bytearray, array[int], ItemKind]:
-    """Returns the concatenated items, their n + 1 offsets, and their kind: "pickle" if their types differ."""
+    """Returns the concatenated items, their n + 1 offsets, and their kind ("pickle" if the types are mixed)."""
     data, offsets = bytearray(), array("q", [0])
     items = iter(items)
     for item in items:

@@ -1,4 +1,4 @@
-"""`penstock.pack`: documents of different lengths as rows of one length, which are planned from the lengths alone."""
+"""`penstock.pack`, which packs documents into rows of equal length. Rows are planned from document lengths alone."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def pack(
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The arguments of `pack`. `kinds` names the kinds of cost, and `capacities` has a row's limit for each."""
+    """The arguments of `pack`. `kinds` names the kinds of cost, and `capacities` has a row's limit for each kind."""
 
     kinds: tuple[str, ...]
     capacities: tuple[int, ...]
@@ -142,8 +142,8 @@ class PackedRows(Dataset[dict[str, Array]]):
     A loader plans the rows of each epoch. The key of a planned row lists the parts of documents in the row:
     `(document, begin, end, document, begin, end, ...)`.
 
-    An integer is a key, too: the number of a row, if the documents are packed in their own order. To find such a row,
-    all windows before it must be planned. `len()` plans all windows.
+    A key may also be an integer: the number of a row when the documents are packed in their own order. To find that
+    row, all windows before it are planned. `len()` plans all windows.
     """
 
     def __init__(self, documents: Any, lengths: Sequence[LengthTable], how: Packing) -> None:
@@ -153,7 +153,7 @@ class PackedRows(Dataset[dict[str, Array]]):
         self.__windows__(Sequential(0), None)  # raises if the options are wrong
 
     def __windows__(self, order: Order, seed: int | None) -> PackWindows:
-        """Plans the rows for documents in this order. Without a seed, the rows keep the order."""
+        """Plans the rows for documents in this order. Without a seed, the rows are not shuffled."""
         how = self.how
         extra = int(how.eos is not None)
         return PackWindows(order, self._tables, how.capacities, how.method, how.overflow, extra, how.window, seed)
@@ -170,7 +170,7 @@ class PackedRows(Dataset[dict[str, Array]]):
 
     @property
     def names_of(self) -> Callable[[Sequence[Any]], list[tuple[Any, ...]]]:
-        """Returns the names of the sources in each row, one per document.
+        """Returns the names of the sources in each row, one name for each part.
 
         The attribute is missing if the documents have no `names_of`.
         """
@@ -206,7 +206,7 @@ class PackedRows(Dataset[dict[str, Array]]):
         return (self[key] for keys in self._plan.draw(0) for key in keys)
 
     def parts_of(self, key: Any) -> list[Part]:
-        """Returns the parts of a row: (key of the document, begin, end), in tokens."""
+        """Returns the parts of a row: tuples (document's key, begin, end), where begin and end are token indices."""
         if isinstance(key, tuple):
             return list(zip(key[::3], key[1::3], key[2::3], strict=True))
         return self.parts_of(self._item(operator.index(key)))
@@ -222,8 +222,8 @@ class PackedRows(Dataset[dict[str, Array]]):
     def figures(self) -> PackingFigures:
         """Counts documents, rows, tokens and padding, for the documents in their own order.
 
-        Plans all rows, but reads no documents. In another order, each window has other documents, so the number of
-        rows may differ slightly.
+        Plans all rows, but reads no documents. In another order, each window has different documents, so the number
+        of rows may differ slightly.
         """
         windows = self._plan.windows
         assert isinstance(windows, PackWindows)
@@ -246,7 +246,7 @@ class PackedRows(Dataset[dict[str, Array]]):
 
     @gathers_numpy
     def __gather__(self, keys: Sequence[Any], empty: Empty) -> Any:
-        """Returns the rows as a batch, or NotImplemented if fields or dtypes differ, so that the loader collates."""
+        """Returns the rows as a batch, or NotImplemented if the loader must collate them."""
         rows, documents = self._read(keys)
         if documents.form is None:
             forms = [self._rows.form(row, documents) for row in rows]
@@ -283,10 +283,10 @@ _RowForm = dict[str, tuple[int, tuple[int, ...], "np.dtype[Any]"]]
 
 
 class _Documents(NamedTuple):
-    """The documents of some rows. `values` has the values of each field, by the key of the document.
+    """The documents of some rows. `values[name][key]` has the values of a field of the document with this key.
 
-    If all documents have the same fields, `form` is the form of every row. Otherwise, it is None, and `fields` has
-    the fields of each document.
+    If all documents have the same fields, `form` describes every row. Otherwise, `form` is None, and `fields`
+    has the fields of each document.
     """
 
     values: dict[str, dict[int, Array]]
@@ -303,7 +303,7 @@ class _RowMaker:
         self._zeros = np.zeros_like(self._counting)
 
     def opened(self, keys: list[int], samples: list[Any]) -> _Documents:
-        """Returns the fields to pack, tokens first. Raises an error if a length is not as planned."""
+        """Returns the fields to pack, tokens first. Raises ValueError if a length differs from the planned length."""
         lengths = list(zip(*self._planned(keys), strict=True))
         found = {
             key: self._opened(key, sample, given) for key, sample, given in zip(keys, samples, lengths, strict=True)
@@ -319,9 +319,9 @@ class _RowMaker:
         return [table.of(np.array(keys, np.int64)).tolist() for table in self._tables]
 
     def alike(self, keys: list[int], arrays: dict[str, list[Array]]) -> _Documents | None:
-        """Does the same as `opened`, but in bulk, for documents with these arrays.
+        """Does the work of `opened` in bulk. `arrays` has each field's arrays, one for each document.
 
-        Returns None if the documents differ, or if one of them is wrong.
+        Returns None if the documents differ in form, or if one of them is invalid.
         """
         if any(len({(each.dtype, each.ndim, each.shape[1:]) for each in column}) > 1 for column in arrays.values()):
             return None
@@ -376,7 +376,7 @@ class _RowMaker:
             )
 
     def _check_fields(self, documents: dict[int, _Fields], samples: dict[int, Any]) -> None:
-        """Raises an error if only some of the documents have a field with one element for each token."""
+        """Raises ValueError if a field has one element for each token in some documents, but not in others."""
         first: dict[str, int] = {}
         for key, fields in documents.items():
             for name, (kind, _) in fields.items():
@@ -431,7 +431,7 @@ class _RowMaker:
     def columns(
         self, rows: list[list[Part]], documents: _Documents, empty: Empty, single: bool = False
     ) -> dict[str, Array]:
-        """Returns the fields of these rows, in memory from `empty`.
+        """Returns the fields of these rows as arrays, in memory allocated by `empty`.
 
         If `single` is True, there is only one row, and the arrays have no row axis.
         """
@@ -469,7 +469,7 @@ class _RowMaker:
                 out[end:] = 0
 
     def _fill_own(self, outs: dict[str, Array], rows: list[list[Part]]) -> None:
-        """Writes the fields that describe the parts of the rows."""
+        """Writes the fields that say where each document is in a row: positions, segments and documents."""
         keys, numbers, sizes, counts = list[int](), list[int](), list[int](), list[Array]()
         for row in rows:
             room = self._how.capacities[0]
@@ -532,7 +532,7 @@ _NO_ARRAYS = {str, bytes, bool, int, float, type(None)}
 
 
 def _array_fields(samples: list[Any]) -> dict[str, list[Array]]:
-    """Returns the fields with arrays. Returns an empty dict if the documents have different fields."""
+    """Returns the documents' arrays, by field, or an empty dict if the documents have different fields."""
     kinds = set(map(type, samples))
     if kinds == {np.ndarray}:
         named = {"tokens": samples}
@@ -574,13 +574,13 @@ def _tokens_of(named: Mapping[str, Any], key: int) -> tuple[str, Array]:
 
 
 def _size_of(sample: Any, name: str) -> int | None:
-    """Returns the number of elements of a field, or None if it is not an array of numbers."""
+    """Returns the number of elements in a field, or None if the field is not an array of numbers."""
     values = _numbers(sample.get(name)) if isinstance(sample, Mapping) else None
     return None if values is None else len(values)
 
 
 def _numbers(value: Any) -> Array | None:
-    """Returns the value as an array of numbers with at least one axis, or None if it cannot be one."""
+    """Returns the value as an array of numbers with at least one axis, or None if this is impossible."""
     if not isinstance(value, np.ndarray):
         if not isinstance(value, (list, tuple)) and not hasattr(value, "__array__"):
             return None

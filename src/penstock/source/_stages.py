@@ -1,10 +1,10 @@
-"""The datasets that the methods of `Dataset` return: `map`, `filter`, `select`, `repeat`, `shuffle`, `with_lengths`.
+"""Implements the methods `map`, `filter`, `select`, `repeat`, `shuffle` and `with_lengths` of `Dataset`.
 
-`Subset`, `ConcatDataset` and `StackDataset`, which other methods return, are in `_dataset.py`. `_nested.py` maps
-keys to keys of the wrapped datasets.
+`Subset`, `ConcatDataset` and `StackDataset` are in `_dataset.py`. `_nested.py` maps the keys of a dataset to the keys
+of the wrapped datasets.
 
-Special methods that a stage passes on (`__getitems__`, `__gather__`, `__foresee__`, `__lengths__`) are properties,
-which are missing (AttributeError) if the wrapped dataset lacks the method.
+Special methods that a dataset forwards to the wrapped dataset (`__getitems__`, `__gather__`, `__foresee__`,
+`__lengths__`) are properties. Such a property raises AttributeError if the wrapped dataset lacks the method.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ if TYPE_CHECKING:
 T_co = TypeVar("T_co", covariant=True)
 
 Survey = Callable[["MappedDataset[Any]", Any, str], NDArray[Any]]
-"""Reads all samples of a dataset of numbers once, and returns them as an array of this dtype."""
+"""Reads each sample of a dataset of numbers once, and returns the samples as an array of the given dtype."""
 
 _survey: Survey | None = None
 
 
 def survey_by(survey: Survey) -> None:
-    """Sets the function that reads all samples in parallel with a loader, which this package cannot import."""
+    """Sets the `Survey` function, which uses a loader. (This package cannot import loaders itself.)"""
     global _survey
     _survey = survey
 
@@ -70,7 +70,7 @@ def dataset(source: Any) -> Any:
 
     `source` is anything that a `DataLoader` takes: a list, an array, a dataset of torch or Hugging Face, a reader of
     `penstock.formats`, or a stream (an iterable without `__getitem__`). A dataset that has these methods already is
-    returned unchanged, and an array becomes an `ArrayDataset`. Samples, keys and speed stay as they are.
+    returned unchanged, and an array becomes an `ArrayDataset`. Samples, keys and speed stay the same.
 
     >>> import penstock
     >>> data = penstock.dataset(["a", "b", "c", "d"]).select([0, 2, 3]).map(str.upper)
@@ -112,8 +112,8 @@ def mix(
     """Returns a dataset that takes its samples from several datasets, in proportion to their weights.
 
     The shares are exact in every prefix: after n samples, each source has given its share of n within one sample,
-    whatever its weight. Within that, the order is random. Each source is shuffled by itself (by blocks if it has
-    some), and begins another pass, in another order, when all of its samples were given. A weight may be 0.
+    whatever its weight. Within that, the order is random. Each source is shuffled separately (by blocks if it has
+    any), and begins another pass, in another order, when all of its samples have been given. A weight may be 0.
 
     - `unit`: weights are shares of the samples, or of the tokens. Tokens are counted by the lengths of the samples:
       see `Dataset.with_lengths`.
@@ -124,8 +124,8 @@ def mix(
     - `seed`: the loader's seed if None.
     - `field`: the name of a field that is added to each sample, with the name of its source. Samples must be dicts.
 
-    A loader takes the order from the mixture, and ignores its own `shuffle`. The key of a sample says the source, the
-    pass and the sample, but not its position (docs/mixtures.md).
+    A loader takes the order from the mixture, and ignores its own `shuffle`. The key of a sample tells the source,
+    the pass and the sample, but not the position in the mixture (docs/mixtures.md).
 
     >>> import penstock
     >>> data = penstock.mix({"small": range(100), "large": range(100, 900)}, {"small": 3, "large": 1})
@@ -149,7 +149,7 @@ def name_of(fn: Any) -> str:
 
 
 def noted(error: Exception, note: str) -> Exception:
-    """Returns a copy of a caught exception with this note, to be raised after the `except` block."""
+    """Returns a copy of a caught exception, with a note added. Raise the copy after the `except` block."""
     # A copy, because the exception is the user's object: a program may raise it many times, for many samples.
     copy = annotate(copied(error), note)
     trace = copy.__traceback__
@@ -157,10 +157,7 @@ def noted(error: Exception, note: str) -> Exception:
 
 
 def passed(name: str, inside: str = "dataset") -> Any:
-    """Returns a property that forwards an attribute of the wrapped dataset.
-
-    The property raises AttributeError if the wrapped dataset does not have the attribute.
-    """
+    """Returns a property that forwards the attribute `name` of the wrapped dataset, if that attribute exists."""
 
     def get(self: Any) -> Any:
         inner = getattr(self, inside)
@@ -191,7 +188,7 @@ class SameKeys(Dataset[T_co]):
     __gather__ = passed("__gather__")
     __views__ = passed("__views__")
 
-    # Of a mixture, of a dataset that is repeated without end, or of packed rows.
+    # Attributes of mixtures, endlessly repeated datasets and packed rows.
     __order__ = passed("__order__")
     documents = passed("documents")
     __windows__ = passed("__windows__")
@@ -222,7 +219,8 @@ class SameKeys(Dataset[T_co]):
 class MappedDataset(SameKeys[T_co]):
     """The samples of a dataset, each passed through a function: see `Dataset.map`.
 
-    `called` is the name of the method in messages. `convert` converts the function's result, for example to an int.
+    `called` names the method or argument through which the user gave the function, for messages. `convert`, if given,
+    converts the results of the function.
     """
 
     def __init__(
@@ -246,7 +244,7 @@ class MappedDataset(SameKeys[T_co]):
 
     @property
     def __getitems__(self) -> Callable[[Sequence[Any]], list[Any]]:
-        """Reads all samples, then calls the function for each.
+        """Reads all samples, then calls the function on each sample.
 
         The attribute is missing if the wrapped dataset has no `__getitems__`.
         """
@@ -304,7 +302,7 @@ class MeasuredDataset(SameKeys[T_co]):
         self._lengths = None if callable(lengths) else _checked_lengths(lengths, dataset)
 
     def __lengths__(self) -> NDArray[np.int64]:
-        """Returns the length of each sample, as int64. A function for the lengths is called only the first time."""
+        """Returns the length of each sample as int64. If the user gave a function, only the first call runs it."""
         if self._lengths is None:
             assert self._measure is not None
             convert = partial(_length_in, self._called)
@@ -350,7 +348,7 @@ def _length(dataset: Any) -> int | None:
 
 
 class RepeatedDataset(Dataset[T_co]):
-    """A dataset that is repeated `times` times, or without end if `times` is None: see `Dataset.repeat`."""
+    """A dataset that is repeated `times` times, or endlessly if `times` is None: see `Dataset.repeat`."""
 
     def __init__(self, dataset: Keyed[Any], times: int | None = None) -> None:
         if times is not None and (isinstance(times, bool) or not hasattr(times, "__index__") or times < 0):
@@ -394,19 +392,19 @@ class RepeatedDataset(Dataset[T_co]):
     def blocks(self) -> NDArray[np.int64]:
         """The blocks of all passes.
 
-        The attribute is missing if the wrapped dataset has no blocks, or if it is repeated without end.
+        The attribute is missing if the wrapped dataset has no blocks or is repeated endlessly.
         """
         return in_sequence(grouping_of(self), "dataset")
 
     __foresee__ = from_inside(foresee_of)
-    __lengths__ = from_inside(lengths_within, "__lengths__")  # without an end, of one pass: key k has entry k % n
+    __lengths__ = from_inside(lengths_within, "__lengths__")  # if endless, those of one pass: key k has entry k % n
 
     def __repr__(self) -> str:
         return f"{shown(self.dataset)}.repeat({'' if self.times is None else self.times})"
 
 
 class ShuffledDataset(Subset[T_co]):
-    """The samples of a dataset in random order: see `Dataset.shuffle`. The order is computed as it is needed."""
+    """The samples of a dataset in random order: see `Dataset.shuffle`. The order is computed on demand."""
 
     def __init__(self, dataset: Keyed[Any], seed: int) -> None:
         super().__init__(dataset, Permuted(len(dataset), operator.index(seed)))  # type: ignore[arg-type]
@@ -417,7 +415,7 @@ class ShuffledDataset(Subset[T_co]):
 
 
 class FilteredDataset(Subset[T_co]):
-    """The samples that `Dataset.filter` has kept. `indices` has their keys in the wrapped dataset."""
+    """The samples that `Dataset.filter` has kept. `indices` holds their keys in the wrapped dataset."""
 
     def __init__(self, dataset: Keyed[Any], indices: NDArray[np.int64], by: str) -> None:
         super().__init__(dataset, indices)

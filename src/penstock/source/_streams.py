@@ -1,8 +1,8 @@
-"""The streams that the methods of `IterableDataset` return: `map`, `filter`, `batch` and `shuffle`.
+"""Implements the methods `map`, `filter`, `batch` and `shuffle` of `IterableDataset`.
 
-Each reads another stream, one item after the other, and can be resumed exactly where that stream can: its state
-includes the state of that stream. If that stream has no state, neither has the stage, and a loader resumes by reading
-from the beginning.
+Each method returns a stage: a stream that wraps another stream and reads it item by item. The state of a stage
+includes the state of the wrapped stream, so the stage and the wrapped stream can both be resumed exactly. If the
+wrapped stream has no state, the stage has no state. A loader then resumes by reading from the beginning.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class WrappedStream(IterableDataset[T_co]):
 
     def __init__(self, dataset: Iterable[Any]) -> None:
         self.dataset = dataset
-        self._next: Mark | None = None  # where the next pass begins, if a state that was loaded says so
-        self._end: bytes | None = None  # where the last pass ended, if it came to its end
+        self._next: Mark | None = None  # where the next pass begins, if a loaded state says so
+        self._end: bytes | None = None  # where the last pass ended, if it reached the end of the stream
         self._is_fresh = True  # no pass has begun
 
     def __iter__(self) -> Iterator[Any]:
@@ -45,7 +45,7 @@ class WrappedStream(IterableDataset[T_co]):
         return StageReader(self, mark, start)
 
     def _beginning(self) -> Mark:
-        """Returns the mark of a pass that begins now."""
+        """Returns the mark (the saved position) at which a new pass begins."""
         found: Mark | None = None
         if self._end is not None:
             with suppress(StateError):
@@ -56,19 +56,18 @@ class WrappedStream(IterableDataset[T_co]):
         return found or Mark(0, {})
 
     def begin_with(self, end: Mark) -> None:
-        """Makes the next pass follow the one that ended at this mark."""
+        """Sets the next pass to the epoch that follows the mark `end`."""
         self._next = end.next_epoch()
 
     def finish(self, reading: Reading) -> None:
         self._end = taken(self.dataset, reading.mark)
 
     def take(self, reading: Reading) -> Any:
-        """Returns the next item, or END."""
         return taken_from(reading)
 
     @property
     def load(self) -> Callable[[Any], Any]:
-        """A function that makes a sample from an item. The attribute is missing if the stream has no `load`."""
+        """Makes a sample from an item. The attribute is missing if the wrapped stream has no `load`."""
         load: Callable[[Any], Any] | None = getattr(self.dataset, "load", None)
         if load is None:
             raise AttributeError(f"{type(self.dataset).__name__} has no load")
@@ -90,9 +89,9 @@ def taken_from(reading: Reading) -> Any:
 
 
 class StageReader:
-    """One pass over a `WrappedStream`. Its state is the position in the wrapped stream.
+    """One pass over a `WrappedStream`. The reader's state is the position in the wrapped stream.
 
-    `mark` is the position where the wrapped stream continues, or None if it starts at the beginning. `start` is the
+    `mark` is the position from which the wrapped stream is read, or None for its beginning. `start` is the
     position before the first item of this pass.
     """
 
@@ -104,7 +103,7 @@ class StageReader:
         self._reading, self._start = Reading(self._stage.dataset), start
         self._reading.open(mark)
         if mark is not None and mark.kept and not mark.at_end:
-            self._reading.open()  # at once, and not with the first item: only then it is known whether it has a state
+            self._reading.open()  # now, not at the first item: only an open stream shows whether it has a state
 
     def __iter__(self) -> StageReader:
         return self
@@ -143,7 +142,7 @@ class StageReader:
         self._open(mark, mark)
 
     def _position(self) -> Mark | None:
-        """Returns the position in the wrapped stream, or None if it is unknown after an exception."""
+        """Returns the position in the wrapped stream, or None if an exception has made the position unknown."""
         return self._start if self._reading.read == self._start.read else self._reading.mark()
 
     def _known(self, mark: Mark | None) -> dict[str, Any]:
@@ -200,9 +199,9 @@ def applied(fn: Callable[[Any], Any], sample: Any, stage: object) -> Any:
 
 
 class FilteredStream(WrappedStream[T_co]):
-    """The samples of a stream for which a function returns true: see `IterableDataset.filter`.
+    """Those samples of a stream for which a function returns true: see `IterableDataset.filter`.
 
-    If the wrapped stream yields light items, its reader loads them, because the function needs the loaded samples.
+    If the wrapped stream has a `load`, the filter calls it, because the function needs the loaded samples.
     """
 
     def __init__(self, dataset: Iterable[Any], predicate: Callable[[Any], Any]) -> None:
@@ -231,7 +230,7 @@ class FilteredStream(WrappedStream[T_co]):
 
 
 class BatchedStream(WrappedStream[Any]):
-    """Lists of samples of a stream: see `IterableDataset.batch`."""
+    """Lists of samples from a stream: see `IterableDataset.batch`."""
 
     def __init__(self, dataset: Iterable[Any], size: int, drop_last: bool = False) -> None:
         super().__init__(dataset)
@@ -253,24 +252,24 @@ class BatchedStream(WrappedStream[Any]):
 
 
 class ShuffledStream(WrappedStream[T_co]):
-    """A stream whose samples are shuffled in groups of `buffer`: see `IterableDataset.shuffle`.
+    """A stream whose samples are shuffled in groups of `buffer` samples: see `IterableDataset.shuffle`.
 
-    In a loader, the order of an epoch depends on the loader's seed and epoch, and on `seed`. Elsewhere, it depends on
-    `seed` and on `epoch`, which counts the passes.
+    In a loader with penstock's semantics, the order depends on `seed` and on the loader's seed and epoch. Otherwise,
+    the order depends on `seed` and on `epoch`, which counts the passes.
     """
 
     def __init__(self, dataset: Iterable[Any], buffer: int, seed: int = 0) -> None:
         super().__init__(dataset)
         self.buffer, self.seed = _positive("buffer", buffer), operator.index(seed)
         self.epoch = 0
-        self._depth = 0  # wrapped streams of the same kind, so that each has an order of its own
+        self._depth = 0  # the number of shuffled streams inside, so that each has its own order
         inner = dataset
         while isinstance(inner, WrappedStream):
             self._depth += isinstance(inner, ShuffledStream)
             inner = inner.dataset
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the number of the next pass. This has no effect in a loader that uses penstock's seed."""
+        """Sets the number of the next pass. Loaders with penstock's semantics ignore this number."""
         self.epoch = epoch
 
     def _reader(self, mark: Mark | None, start: Mark) -> ShuffledReader:
@@ -278,7 +277,7 @@ class ShuffledStream(WrappedStream[T_co]):
 
     def draw_order(self) -> int:
         if at_work.source is not None:
-            # The seed of the step's generator, and not a number from it: a resume may open a stream twice.
+            # The seed of the step's generator, not a number drawn from it: a resume may open a stream twice.
             words: Any = at_work.source.rng().bit_generator.seed_seq
             return mix(self.seed, self._depth, *words.generate_state(2, np.uint64).tolist())
         self.epoch += 1
@@ -291,14 +290,15 @@ class ShuffledStream(WrappedStream[T_co]):
 class ShuffledReader(StageReader):
     """One pass over a `ShuffledStream`.
 
-    The items of each window (`buffer` items) come in random order. For each item that is handed out, an item of the
-    next window is read, so at most `buffer` items are held. The state has no items, so it is small: it has the
-    position of the stream at the beginning of the window, and the number of items of the window that were handed out.
-    After a resume, at most two windows are read again.
+    The items of each window (`buffer` items) are handed out in random order. For each item handed out, one item of
+    the next window is read, so at most `buffer` items are held.
+
+    The state is small, because it holds no items. It holds the stream's position at the beginning of the current
+    window, and the number of its items that have been handed out. After a resume, at most two windows are read again.
     """
 
-    # Rejected: to exchange each item for a random one of the buffer. Then an item may stay in the buffer for ever, so
-    # that the state has to hold all items.
+    # Rejected: exchanging each item for a random one in the buffer. An item could then stay in the buffer for ever,
+    # so the state would have to hold all items.
 
     _stage: ShuffledStream[Any]
 
@@ -308,11 +308,11 @@ class ShuffledReader(StageReader):
 
     def _open(self, mark: Mark | None, start: Mark) -> None:
         super()._open(mark, start)
-        self._window = -1  # the number of the window that comes
-        self._now: list[Any] = []  # its items, None in place of those that have come
+        self._window = -1  # the number of the current window
+        self._now: list[Any] = []  # its items, with None in place of those that were handed out
         self._order: list[int] = []
         self._came = 0
-        self._ahead: list[Any] = []  # the items of the next window, as far as they are read
+        self._ahead: list[Any] = []  # the items of the next window that were read so far
         self._begins: dict[int, bytes | None] = {}  # the positions at which this window and the next one begin
 
     def _take(self) -> Any:
@@ -330,7 +330,7 @@ class ShuffledReader(StageReader):
         return item
 
     def _read_one(self) -> bool:
-        """Reads an item of the next window. Returns False at the end of the stream, or if the window is complete."""
+        """Reads one item of the next window. Returns False if that window is complete or the stream has ended."""
         if len(self._ahead) == self._buffer or self._reading.ended:
             return False
         if not self._ahead and self._reading.has_state and self._window + 1 not in self._begins:

@@ -1,4 +1,4 @@
-"""The figures of a loader, which show where its time goes and what to do about it."""
+"""Figures that show where a loader's time goes and what to improve."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the dataclasses when they are first used, because importing them takes 5 ms."""
+    """Imports the classes of this package on first use, because importing them takes 5 ms."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from penstock.stats import _figures

@@ -1,4 +1,4 @@
-"""The numbers that verdicts are based on: where the time of the loop and of its workers went after start-up."""
+"""The numbers that verdicts are based on: where the loop and the workers spent their time after start-up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEAST_SECONDS = 0.2
 
 
 class Facts:
-    """The numbers behind a verdict, from the current epoch or, if that is too short, from all epochs."""
+    """The numbers behind a verdict, from the current epoch or, if the current epoch is too short, from all epochs."""
 
     def __init__(self, stats: Stats) -> None:
         self.stats = stats
@@ -76,7 +76,7 @@ class Facts:
 
     @cached_property
     def begun(self) -> float:
-        """The start-up time that was spent in `iter()`, in seconds. It does not count as waiting."""
+        """The start-up time in seconds that was spent in `iter()`. It does not count as waiting."""
         first = self.stats.first_batch or FirstBatch()
         return first.start * self._starts(self.period)
 
@@ -96,7 +96,7 @@ class Facts:
 
     @property
     def usual_waits(self) -> float:
-        """The time in seconds that the loop would have waited if every wait had been as long as the median."""
+        """The seconds that the loop would have waited if every wait had been as long as the median wait."""
         return self.period.waits.median * self.period.batches
 
     # The workers.
@@ -106,7 +106,7 @@ class Facts:
 
     @cached_property
     def busy(self) -> float:
-        """The time of work in seconds, summed over workers. Without workers, it is the loop's own loading time."""
+        """The workers' busy time in seconds, summed over workers. Without workers: the loop's own loading time."""
         return max(1e-9, self._sum("busy") or (0.0 if self.workers else self.waited))
 
     @cached_property
@@ -121,7 +121,8 @@ class Facts:
     def idle_share(self, why: str) -> float:
         """Returns the share of the workers' time in which they were idle for the reason `why`.
 
-        "task": they had no task although the loop waited. "room": enough batches were ready.
+        The reason "task" means that the loop waited, but the workers had no task. The reason "room" means that enough
+        batches were ready.
         """
         return self._sum(f"waited_{why}") / self.present
 
@@ -193,7 +194,7 @@ class Facts:
 
     @property
     def only_wants_cpu(self) -> bool:
-        """True if workers mostly computed or waited for a processor, even if other figures show them as idle."""
+        """True if workers mostly computed or waited for a processor, even if other figures show workers as idle."""
         computed = self.delayed + self._sum("cpu")
         return not self.elsewhere and self.delayed >= 0.25 * self.present and computed >= 0.75 * self.present
 
@@ -201,7 +202,7 @@ class Facts:
 
     @property
     def uses_pil(self) -> bool:
-        """True if PIL has opened images, and most of the workers' busy time goes to fetching."""
+        """True if workers opened images with PIL, and spent at least half of their busy time fetching samples."""
         return any(worker.pil for worker in self.period.workers) and self.part("fetch") >= 0.5
 
     @cached_property
@@ -235,7 +236,7 @@ class Facts:
 
     @property
     def slow(self) -> list[SlowSample]:
-        """Those of the ten slowest samples that took at least 20 times the median, without duplicates."""
+        """The samples, among the ten slowest, that took at least 20 times the median time. Each is listed once."""
         slow: dict[int | str, SlowSample] = {}
         for sample in self.period.slowest:
             if sample.seconds >= 20 * self.median_sample:

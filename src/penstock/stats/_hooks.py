@@ -1,7 +1,7 @@
 """Passes the figures of all loaders to the user's functions at regular intervals, and logs a line for each epoch.
 
-A function runs in the thread that reads the loader, inside `next()`. If the function raises an exception, it is
-removed with a warning, so that figures never break a training run.
+A function runs in the thread that reads the loader, inside `next()`. A function that raises an exception is removed
+with a warning, so that it cannot break a training run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StatsHook:
         self._threads: set[int] = set()  # the threads that are calling the function now
 
     def call(self, stats: Stats) -> None:
-        """Calls the function. Does nothing in a forked child, or if the call comes from the function itself."""
+        """Calls the function. Does nothing in a forked child, or if this thread is already inside the function."""
         me = get_ident()
         if os.getpid() != self._pid or me in self._threads:
             return
@@ -72,8 +72,8 @@ def on_stats(function: Callable[[Stats], object], every: float = 10.0) -> StatsH
     """Calls `function(stats)` for every loader of this process, every `every` seconds and at the end of each epoch.
 
     The function runs in the thread that reads the loader, inside `next()`. It should be quick, because your loop
-    waits for it. If it raises an exception, it is removed with a warning. Returns a context manager; the end of its
-    block, or its `close()` method, removes the function.
+    waits for it. A function that raises an exception is removed with a warning. Returns a context manager: the end of
+    the `with` block, or its `close()` method, removes the function.
 
         >>> import penstock
         >>> seen = []
@@ -100,7 +100,7 @@ class Turns:
         self._ended: tuple[int, int] | None = None  # the number of epochs and batches when the last epoch ended
 
     def due(self, now: float) -> list[StatsHook]:
-        """Returns the hooks whose time has come. This takes less than a microsecond if there are no hooks."""
+        """Returns the hooks that are due. This takes less than a microsecond if there are no hooks."""
         if not _hooks:
             return []
         return [hook for hook in _hooks.copy() if now >= self._next.setdefault(hook, now + hook.every)]
@@ -110,10 +110,7 @@ class Turns:
             self._call(hooks, now, stats())
 
     def epoch_ended(self, now: float, stats: Callable[[], Stats]) -> None:
-        """Calls all hooks with `stats()`, and logs a line.
-
-        This is done once per epoch, although `next()` may be called again after the epoch's end.
-        """
+        """Passes the result of `stats()` to all hooks, and logs a line. Does nothing if called again for an epoch."""
         logs = _logger_is_on()
         if _hooks or logs:
             figures = stats()
@@ -125,7 +122,7 @@ class Turns:
             self._call(list(_hooks), now, figures)
 
     def _call(self, hooks: list[StatsHook], now: float, stats: Stats) -> None:
-        # Without those that were closed.
+        # Closed hooks are dropped.
         self._next = {hook: at for hook, at in self._next.copy().items() if hook in _hooks}
         for hook in hooks:
             self._next[hook] = now + hook.every

@@ -1,7 +1,8 @@
-"""Finds out which resources this machine, and the control groups (cgroups) of this process, allow a loader to use.
+"""Finds out which resources a loader may use on this machine and in this process's control groups (cgroups).
 
-The lowest limit of a process's cgroup and its ancestors counts. Version 2 of cgroups has a single hierarchy; version
-1 has one for each controller, such as "cpu"; both may be mounted. A missing or malformed file counts as no limit.
+A cgroup and each of its ancestors may have a limit. The lowest of these limits applies. Version 2 of cgroups has a
+single hierarchy. Version 1 has one hierarchy for each controller (such as "cpu"). Both versions may be mounted. A
+missing or malformed file counts as no limit.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from penstock.stats._figures import Machine
 
 
 def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Path = Path("/")) -> Machine:
-    """Returns the resources that this process and its workers may use, and how much limits slow them down.
+    """Returns the resources that this process and its workers may use, and the time lost to CPU limits.
 
     The call takes 0.2 ms. `workers` has the ids of the workers' processes or threads. `throttled_before` is the
     result of `throttled` at the start of the measurement. `/proc` and `/sys` are looked up under `root`.
@@ -45,7 +46,7 @@ def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Pa
 
 
 def throttled(root: Path = Path("/")) -> float:
-    """Returns how many seconds cgroup CPU limits have throttled this process so far, summed over CPUs."""
+    """Returns how long cgroup CPU limits have throttled this process so far, in seconds summed over CPUs."""
     return max(map(_throttled, _groups(root, "cpu")), default=0.0)
 
 
@@ -57,7 +58,10 @@ def _swapped(root: Path, pid: int | str) -> int:
 
 @cache  # because a process rarely moves to another cgroup, and finding its folders takes 1 ms
 def _groups(root: Path, controller: str) -> tuple[str, ...]:
-    """Returns the folders of this process's cgroups and of their ancestors. `controller` is "cpu" or "memory"."""
+    """Returns the folders of this process's cgroups and of all their ancestors.
+
+    `controller` is "cpu" or "memory".
+    """
     folders: list[Path] = []
     for kind, path in _memberships(root, controller):
         for mounted, where in _mounts(root, controller, kind):
@@ -81,7 +85,7 @@ def _memberships(root: Path, controller: str) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(root: Path, controller: str, kind: str) -> Iterator[tuple[str, str]]:
-    """Yields each mount of type `kind`: the part of the cgroup hierarchy that it shows, and the mount point."""
+    """Yields (mounted part of the cgroup hierarchy, mount point) for each cgroup mount of type `kind`."""
     for line in _read(f"{root}/proc/self/mountinfo").splitlines():
         mount, _, filesystem = line.partition(" - ")
         about, of = mount.split(), filesystem.split()
@@ -108,7 +112,7 @@ def _limit(group: str) -> int | None:
 
 
 def _used(group: str) -> int:
-    """Returns the cgroup's memory in use, in bytes, without the file cache, which the kernel reclaims first."""
+    """Returns how many bytes the cgroup uses, not counting the file cache that the kernel reclaims first."""
     used = _number(f"{group}/memory.current") or _number(f"{group}/memory.usage_in_bytes") or 0
     stat = _table(f"{group}/memory.stat")
     return used - stat.get("total_inactive_file", stat.get("inactive_file", 0))

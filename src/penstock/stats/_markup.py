@@ -1,9 +1,9 @@
 """The HTML building blocks of the report: text, tables, and charts that stretch to the width of the page.
 
-Only the function `text` turns the user's text into HTML.
+Text from the user becomes HTML only through the function `text`.
 
-The labels of a chart are HTML next to its SVG, positioned by percentages, because text inside an SVG would be
-stretched with it, or too small to read on a phone. The SVG has 1000 by 100 units, which stretch to any size.
+The labels of a chart are HTML elements beside the SVG, positioned by percentages. Text inside the SVG would be
+stretched, or would be too small to read on a phone. The SVG has 1000 by 100 units and is stretched to any size.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Point = tuple[float, float]  # x and y, each from 0 to 1
 
 
 def text(value: object, most: int = 300) -> str:
-    """Converts any value to text for HTML, also inside an attribute. Uses `repr` if the value is not a `str`.
+    """Converts any value to text that is safe in HTML, even in attributes.
 
-    Text of more than `most` characters is shortened in the middle. Invisible characters and lone surrogates, which
-    cannot be written to a file, are shown as escapes.
+    Values other than `str` are shown by `repr`. Text of more than `most` characters is shortened in the middle.
+    Invisible characters are shown as escapes, and so are lone surrogates, which cannot be written to a file.
     """
     plain = value if isinstance(value, str) else safe_text(value, repr)
     if len(plain) > most:
@@ -35,7 +35,7 @@ def text(value: object, most: int = 300) -> str:
 def plot(
     marks: Iterable[str], ys: Iterable[tuple[float, str]], xs: Iterable[tuple[float, str]], label: str, kind: str = ""
 ) -> str:
-    """Returns a chart with axis labels at the positions `xs` and `ys` (0 to 1). `label` is for screen readers."""
+    """Returns a chart. `xs` and `ys` are axis labels: (position from 0 to 1, text). `label` is for screen readers."""
     ys = list(ys)
     grid = "".join(f"M0 {HIGH * (1 - y):.4g}H{WIDE}" for y, _ in ys)
     return (
@@ -47,7 +47,7 @@ def plot(
 
 
 def _labels(side: str, places: Iterable[tuple[float, str]]) -> str:
-    """Returns labels that are centred on their positions. Those at the ends stay inside the plot."""
+    """Returns labels that are centred on their positions. Labels at the ends are moved to stay inside the plot."""
     ends = {True: ' class="first"', False: ' class="last"'}
     return "".join(
         f'<span{ends[at < 0.5] if abs(at - 0.5) > 0.48 else ""} style="{side}:{at:.4%}">{escape(text)}</span>'
@@ -93,7 +93,7 @@ def scale(most: float) -> list[float]:
 
 
 def whole_scale(most: int) -> list[float]:
-    """Does the same as `scale` for counts: if `most` is at most 4, there is a label at every integer."""
+    """Does the same as `scale`, but for counts. If `most` is 1 to 4, returns every integer from 0 to `most`."""
     return scale(most) if most > 4 else [float(i) for i in range(max(most, 1) + 1)]
 
 
@@ -126,7 +126,7 @@ def legend(*entries: tuple[str, str]) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[int] = (0,), name: str = "") -> str:
-    """Returns an HTML table with the id `name`. Cells must be HTML already. `texts` lists the columns of text."""
+    """Returns an HTML table with the id `name`. Cells must be HTML. `texts` has the indices of text columns."""
     kinds = [' class="text"' if i in texts else "" for i in range(len(heads))]
     head = "".join(f"<th{kind}>{escape(text)}</th>" for kind, text in zip(kinds, heads, strict=True))
     body = "".join(
@@ -152,7 +152,7 @@ def folded(summary: str, inner: str) -> str:
 
 
 def log_scale(limits: Sequence[float], show: Callable[[float], str]) -> list[tuple[float, str]]:
-    """Returns labels at powers of ten, for columns of equal width. `limits` holds the values at column edges."""
+    """Returns axis labels at powers of ten. `limits` holds the values at the edges of equally wide bars."""
     places = []
     for column, (low, high) in enumerate(pairwise(limits)):
         power = 10.0 ** math.ceil(math.log10(low) - 1e-9)

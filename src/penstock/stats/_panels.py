@@ -49,7 +49,10 @@ PARTS = (
 
 
 def thinned(history: Sequence[Moment]) -> list[Moment]:
-    """Returns BEGINNING and up to MOST_MOMENTS evenly spaced moments, including the last, or [] for no history."""
+    """Returns BEGINNING (time 0), followed by at most MOST_MOMENTS evenly spaced moments of the history.
+
+    The last moment of the history is always included. If the history is empty, returns an empty list.
+    """
     step = math.ceil(len(history) / MOST_MOMENTS) or 1
     return [BEGINNING, *history[::-1][::step][::-1]] if history else []
 
@@ -83,14 +86,14 @@ def tiles(found: Facts) -> str:
 
 
 def _large(value: str) -> str:
-    """Returns a text such as `25.9 MB/s` or `2 min 05 s` as HTML, with the units in smaller type than the numbers."""
+    """Returns text such as `25.9 MB/s` or `2 min 05 s` as HTML, with the units in smaller type than the numbers."""
     pairs = re.findall(r"(<?\d[\d.,]*) ?([^\d<]*)", value)
     shown = " ".join(f"{escape(number)}<span>{unit.strip()}</span>" for number, unit in pairs)
     return shown or f"<span>{value}</span>"
 
 
 def _waiting(before: Moment, after: Moment) -> float | None:
-    """Returns the share of time that the caller waited, or None if it neither waited nor worked."""
+    """Returns the share of time in which the caller waited, or None if the caller neither waited nor worked."""
     waited, worked = after.waited - before.waited, after.worked - before.worked
     return min(max(waited / (waited + worked), 0.0), 1.0) if waited + worked > 0 else None
 
@@ -98,14 +101,14 @@ def _waiting(before: Moment, after: Moment) -> float | None:
 def _over_time(
     columns: str, moments: Sequence[Moment], ys: list[tuple[float, str]], marks: list[str], label: str
 ) -> str:
-    """Returns a chart. Its tooltips show these `columns` of the history (indices separated by spaces)."""
+    """Returns a chart over time. Its tooltips show the columns of the history whose indices are in `columns`."""
     end = moments[-1].at
     drawn = plot(marks, ys, time_scale(end), label)
     return f'<div data-columns="{columns}" data-end="{end:.3f}">{drawn}</div>'
 
 
 def _edges(moments: Sequence[Moment]) -> list[tuple[float, float]]:
-    """Returns the edges (left, right) of each interval, from 0 to 1. An interval shows its later moment's values."""
+    """Returns, for each moment but the last, its position and that of the next moment, both from 0 to 1."""
     whole = moments[-1].at or 1.0
     return [(before.at / whole, after.at / whole) for before, after in pairwise(moments)]
 
@@ -242,7 +245,7 @@ def _hits(buckets: Sequence[Bucket]) -> Iterator[str]:
 
 
 def _filled(buckets: Sequence[Bucket]) -> list[Bucket]:
-    """Returns the non-empty buckets. Empty buckets of the same relative width fill the gaps between them."""
+    """Returns the non-empty buckets, with empty buckets of the same relative width in the gaps between them."""
     filled: list[Bucket] = []
     for bucket in buckets:
         while bucket.count and filled and filled[-1].high < bucket.low * 0.99:

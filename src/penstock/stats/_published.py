@@ -19,12 +19,12 @@ from penstock.stats._figures import Stats
 
 _WHOLE = slice(None)
 _PARTS = {"history": slice(-21, None), "decisions": slice(-1, None), "workers": slice(64), "sources": slice(64)}
-"""The part of each long list that is published. 21 moments of the history cover ten seconds, for live displays."""
+"""The part of each long list that is published. For live displays, the last ten seconds (21 moments) are enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The figures of a loader in another process. `at` is when they were published, in seconds since 1970."""
+    """The figures of a loader in another process. `at` is the time of publication, in seconds since 1970."""
 
     pid: int
     at: float
@@ -32,7 +32,7 @@ class Published:
 
 
 def publish(by: object, stats: Stats) -> None:
-    """Makes the figures visible in `penstock top`, until newer ones are published or `by` is deallocated."""
+    """Makes the figures visible in `penstock top`, until newer figures are published or `by` is deallocated."""
     page.publish(by, to_text(stats))
 
 
@@ -42,7 +42,7 @@ def to_text(stats: Stats) -> bytes:
 
 
 def _figures_in(kind: type) -> dict[str, tuple[type, bool]]:
-    """Returns the class of each field that holds figures itself, and whether the field is a tuple of them."""
+    """Maps the name of each field that holds figures to (class of the figures, True if the field is a tuple)."""
     found = {}
     for name, hint in get_type_hints(kind).items():
         for part in get_args(hint) or (hint,):
@@ -74,10 +74,7 @@ def _plain(figures: Any) -> dict[str, Any]:
 
 
 def _table(figures: Sequence[Any]) -> list[Any]:
-    """Packs figures into a list: field names, then the values of each object.
-
-    This is shorter than dicts and faster.
-    """
+    """Packs figures into a list: the field names, then each object's values. Dicts would be longer and slower."""
     if not figures:
         return []
     kind = type(figures[0])
@@ -85,7 +82,7 @@ def _table(figures: Sequence[Any]) -> list[Any]:
 
 
 def from_text(text: bytes) -> Published:
-    """Parses the output of `to_text`, possibly of another version. Raises ValueError for any other text."""
+    """Parses the output of `to_text`, possibly from another version. Raises ValueError for any other text."""
     try:
         plain = json.loads(text)
         return Published(int(plain["pid"]), float(plain["at"]), _built(Stats, plain["stats"]))

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from penstock.stats._figures import Moment, Stats
 
 RECENT_SECONDS = 5.0
-"""The minimum length of the period. It can be longer, because the rows of a long history are far apart."""
+"""The period to average over. It is longer if the history's rows are far apart, and shorter just after the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """Recent figures: batches per second, share of time waiting, average busy workers, number of workers."""
+    """Batches per second, share of time spent waiting, average number of busy workers, and number of workers."""
 
     rate: float
     waiting: float
@@ -21,7 +21,7 @@ class Recent:
 
 
 def recent(stats: Stats) -> Recent:
-    """Returns the figures of about the last RECENT_SECONDS. Pauses between epochs are left out."""
+    """Returns the figures for roughly the last five seconds (RECENT_SECONDS), without pauses between epochs."""
     waited, worked, batches = stats.life.waits.total, stats.life.works.total, stats.life.batches
     before, busy = Moment(0, 0, 0, 0, 0, 0, 0, 0, 0), []
     for row in reversed(stats.history):

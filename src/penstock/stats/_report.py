@@ -1,6 +1,6 @@
 """The report: an HTML page of a loader's figures, made only from a `Stats`.
 
-The page contains its style and its script. Its Content-Security-Policy forbids all requests and all other scripts.
+The page contains its own style and script. Its Content-Security-Policy forbids all requests and all other scripts.
 All numbers are on the page as text and tables; the script only shows them next to the mouse pointer.
 """
 
@@ -36,7 +36,7 @@ def write(stats: Stats, path: str | os.PathLike[str]) -> None:
 
 
 def page(stats: Stats) -> str:
-    """Returns one HTML page of at most 200 KB, which needs no other files and no network."""
+    """Returns an HTML page of at most 200 KB that needs no other files and no network."""
     style, script = (
         files("penstock.stats").joinpath(name).read_text("utf-8") for name in ("report.css", "report.js")
     )

@@ -10,7 +10,7 @@ from penstock._options import OPTIONS, Show, shown_names
 _HIDDEN = ("face", "threads")  # only verdicts use them; `backend` tells a reader the same
 
 ALWAYS = shown_names(Show.ALWAYS)
-"""The names of the settings that are shown even if they have their default value, unless they are None."""
+"""The names of the settings that are shown even if they have their default value. The value None is never shown."""
 
 _DEFAULTS: dict[str, tuple[Any, ...]] = {
     **{name: (OPTIONS[name].default,) for name in shown_names() if name not in ALWAYS},
@@ -22,7 +22,10 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
 
 
 def settings_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings in ALWAYS, and those that differ from their defaults, except those that are None."""
+    """Returns the settings that are in ALWAYS or differ from their defaults.
+
+    Settings that are None or in _HIDDEN are left out.
+    """
     names = [*ALWAYS, *(name for name in settings if name not in ALWAYS)]
     found = {name: settings[name] for name in names if settings.get(name) is not None and name not in _HIDDEN}
     return {name: value for name, value in found.items() if value not in _defaults(name, settings)}

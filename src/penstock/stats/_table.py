@@ -25,7 +25,7 @@ _COLOURS = {"good": "#2e8b57", "fair": "#b97e00", "poor": "#d4501f", "none": "#8
 
 
 def html(stats: Stats) -> str:
-    """Returns the table as HTML for a notebook. Beside the verdict, a coloured line shows good, fair or poor."""
+    """Returns the table as HTML for a notebook. The colour of the line beside the verdict shows the judgement."""
     from penstock.stats._verdict import judgement
 
     colour = _COLOURS[judgement(stats)]
@@ -226,7 +226,7 @@ def _aligned(rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def _wrapped(name: str, text: str) -> list[str]:
-    """Wraps a text that follows a name. Continuation lines are aligned with the start of the text."""
+    """Returns a name and a text as wrapped lines. Continuation lines are aligned with the start of the text."""
     indent = f"{name:<17}" if name else ""
     return textwrap.wrap(
         text, WIDTH, initial_indent=indent, subsequent_indent=" " * len(indent), break_on_hyphens=False

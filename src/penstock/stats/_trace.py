@@ -1,7 +1,7 @@
 """Writes a trace of a loader, in the JSON format that Perfetto and chrome://tracing open.
 
-The file is a JSON array with one event on each line. Several events are collected in memory and written together. If
-the program is killed, the last of them are lost, and the file lacks its closing bracket, which both viewers accept.
+The file is a JSON array with one event on each line. Events are collected in memory and written in groups. If the
+program is killed, the last events are lost and the closing bracket is missing. Both viewers can open such a file.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ MOST_BYTES = 1 << 30
 
 
 class Trace:
-    """Writes events to the file `path` as they occur. All times are in nanoseconds of `time.perf_counter_ns`.
+    """Records events in the file `path`. All times are in nanoseconds of `time.perf_counter_ns`.
 
-    Events from before the trace was opened are left out. If the disk is full, or the file is larger than MOST_BYTES,
-    the trace ends with a warning, and the program continues.
+    Events from before the trace was opened are left out. If the disk is full or the file exceeds MOST_BYTES, the
+    trace ends with a warning, and the program continues.
     """
 
     def __init__(self, path: str | os.PathLike[str], name: str = "penstock") -> None:
@@ -58,7 +58,7 @@ class Trace:
         self._span(_CALLER, name, began, ended, _arguments(details))
 
     def task(self, record: TracedTask, worker: str, keys: str = "") -> None:
-        """Records a worker's task, and the time that the worker waited before it."""
+        """Records a worker's task, and the worker's wait before the task."""
         seat, began, fetched, made, ended, _, epoch, step, steps = record
         row = _FIRST_WORKER + seat
         if row not in self._ended:

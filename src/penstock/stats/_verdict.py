@@ -1,6 +1,6 @@
-"""The verdict on a loader: one or two sentences that say where the time goes and what to do about it.
+"""The verdict on a loader: one or two sentences that say where the time goes and what to change.
 
-The first rule of a table whose condition is true gives the verdict. The rules are sorted by importance: problems that
+The first of the `RULES` whose condition is true gives the verdict. The rules are sorted by importance: problems that
 slow down everything, then cases in which faster loading would gain nothing, then causes, from the specific to the
 general. If no cause is clear, the last rule only gives the numbers, because a wrong remedy is worse than none.
 """
@@ -17,7 +17,7 @@ from penstock.stats._words import say
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A condition, and the verdict to give if it is true. Names in braces stand for texts in `_words.PIECES`."""
+    """A condition, and the verdict if the condition is true. Names in braces stand for phrases in `_words.PIECES`."""
 
     name: str
     holds: Callable[[Facts], bool]

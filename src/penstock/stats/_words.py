@@ -1,4 +1,4 @@
-"""The phrases of a verdict. Each name in braces in a rule's text is replaced by one of these phrases."""
+"""The phrases of a verdict. Each name in braces in a rule's text is replaced with one of these phrases."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _cpus(facts: Facts) -> str:
 
 
 def _parts(facts: Facts) -> str:
-    """Returns the parts of the workers' busy time, longest first, such as "fetch 80 %, collate 20 %"."""
+    """Returns the parts of the workers' busy time as text, longest first, such as "fetch 80 %, collate 20 %"."""
     shares = sorted(((facts.part(name), name) for name in ("fetch", "collate", "write")), reverse=True)
     return ", ".join(f"{name} {share(part)}" for part, name in shares if part >= 0.005)
 
@@ -49,14 +49,14 @@ def _parts(facts: Facts) -> str:
 
 
 def use_workers(facts: Facts, workers: int) -> str:
-    """Returns `num_workers=...`, with a warning if another number of workers changes the random numbers."""
+    """Returns the text `num_workers=...`, with a warning if changing the number changes the random numbers."""
     if facts.depends_on_workers:
         return f"num_workers={workers} in the next run (without seed=, this changes your samples' random numbers)"
     return f"num_workers={workers}"
 
 
 def _more_workers(facts: Facts, most: int) -> str:
-    """Returns advice on how to use more workers. The advised number is limited by `most` and `--max-workers`."""
+    """Returns advice on how to use more workers: at least one more, and preferably no more than `most` in all."""
     if facts.auto:
         return f'num_workers="auto" has chosen {facts.workers}; raise max_workers= if that is its limit'
     if facts.workers >= facts.most_workers:

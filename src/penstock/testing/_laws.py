@@ -53,9 +53,9 @@ class BrokenLaw(AssertionError):
 
 
 def check_each(suite: type[Any], only: str) -> list[str]:
-    """Checks the laws whose names contain `only`, and raises BrokenLaw if one of them is broken.
+    """Checks the laws whose names contain `only`. Returns the skipped laws, each with its reason.
 
-    Returns the laws that were skipped, with the reasons.
+    Raises BrokenLaw if a law is broken.
     """
     broken: list[BaseException] = []
     skipped: list[str] = []
@@ -109,7 +109,7 @@ class Stated:
 
 
 class Laws(Stated):
-    """The base class of all laws for backends, with the suite's settings and tools for writing laws."""
+    """Base class for test suites of laws for backends, with their settings and with tools for writing laws."""
 
     backend: str = ""
     settings: Mapping[str, Any] = {}
@@ -125,7 +125,7 @@ class Laws(Stated):
             worker.join(10)
 
     def nothing_is_left(self) -> None:
-        """Checks that no worker, file or memory is left. This is done after each law, when all loaders are closed."""
+        """Override to check that no worker, file or memory is left. Called once the loaders of a law are closed."""
 
     def setup_method(self) -> None:
         self._made = ExitStack()
@@ -156,7 +156,7 @@ class Laws(Stated):
     def equal(self, dataset: Any, act: _Act = lambda *_: None, epochs: int = 2, **given: Any) -> Any:
         """Checks that the backend gives the same batches as a loader without workers.
 
-        `act(loader, step)` is called after each step, and with the step -1 at the start of each epoch.
+        `act(loader, step)` is called after each step, and with step -1 at the start of each epoch.
         """
         both = self.pair(dataset, **given)
         for epoch in range(epochs):
@@ -226,7 +226,7 @@ def outcomes(backend: Backend, count: int = 1) -> list[Outcome]:
 
 
 def task(seq: int, steps: int = 1) -> Task:
-    """Returns a task for `steps` steps of epoch 0, from step `seq` on. Step i has the keys 2 * i and 2 * i + 1."""
+    """Returns a task for `steps` steps of epoch 0, starting at step `seq`. Step i has keys 2 * i and 2 * i + 1."""
     return Task(seq, 0, 0, seq, np.arange(2 * seq, 2 * (seq + steps)), steps)
 
 
@@ -243,7 +243,7 @@ def done(backend: Backend, *seqs: int) -> list[Any]:
 
 
 def seqs(found: Sequence[Outcome]) -> list[int]:
-    """Returns the sorted task numbers (`seq`) of these outcomes. A lost worker that had no task counts as -1."""
+    """Returns the sorted task numbers (`seq`) of the outcomes. A lost worker that had no task counts as -1."""
     return sorted(-1 if one.seq is None else one.seq for one in found if not isinstance(one, Left))
 
 

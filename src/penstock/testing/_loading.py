@@ -220,9 +220,9 @@ class LoaderLaws(Laws):
         self._with_losses(Numbers(200), 3, 9, 20, 30, resize=True, **_SHUFFLED)
 
     def _with_losses(self, dataset: Any, *steps: int, resize: bool = False, **given: Any) -> None:
-        """Checks that killed workers do not change the batches.
+        """Checks that the batches stay the same if a worker is killed at each of the given steps.
 
-        If `resize` is True, the number of workers changes, too.
+        If `resize` is True, the number of workers also changes at each of them.
         """
         self.needs("workers", "loses_workers")
 
@@ -366,14 +366,14 @@ def _change(loader: Any, step: int) -> None:
 
 
 def _rows(batches: Iterable[Any]) -> list[Any]:
-    """Converts batches of `Numbers` to tuples of lists, which do not keep the loader's memory in use."""
+    """Converts batches of `Numbers` to tuples of lists, because batches would keep the loader's memory in use."""
     return [tuple(column.tolist() for column in batch) for batch in batches]
 
 
 @contextmanager
 def _gated() -> Iterator[tuple[FunctionDataset, Callable[[], None]]]:
     """Yields a dataset whose sample 1 waits at a gate, and a function that opens the gate."""
-    with tempfile.TemporaryDirectory() as folder:  # at the latest its end opens the gate: no worker waits forever
+    with tempfile.TemporaryDirectory() as folder:  # deleting the folder opens the gate: no worker waits forever
         gate = Path(folder) / "gate"
         gate.touch()
 

@@ -62,7 +62,7 @@ def assert_same_everywhere(
 
 
 def _compare(found: Iterable[_Named], expected: list[_Named], given: str, plain: str, by: str) -> None:
-    """Asserts that two sequences of (name, value) pairs are equal. The other arguments are parts of messages."""
+    """Asserts that two sequences of (name, value) pairs are equal. The other arguments are used in error messages."""
     for wanted, one in zip_longest(expected, found):
         if one is None:
             raise AssertionError(f"{given}: the stream ends before {wanted[0]}.")
@@ -81,7 +81,7 @@ def _compare(found: Iterable[_Named], expected: list[_Named], given: str, plain:
 def _stream(
     make_loader: Callable[..., Any], setting: Mapping[str, Any], epochs: int, steps: int | None
 ) -> Generator[_Named, None, None]:
-    """Yields the values to compare, each with a name: the loader's seed, and then each batch."""
+    """Yields (name, value) pairs to compare: the loader's seed, and then each batch."""
     with _opened(make_loader, setting) as loader:
         yield "loader.seed", getattr(loader, "seed", None)
         for epoch in range(epochs):
@@ -132,10 +132,7 @@ def assert_resumes_everywhere(
 
 
 def _states(loader: Any, steps: int | None) -> Iterator[tuple[str, int, int, Any]]:
-    """Yields states from before, during and after an epoch.
-
-    Each item is (description, epoch to resume, number of batches already read in that epoch, state).
-    """
+    """Yields (description, epoch, number of batches read in that epoch, state) before, during and after an epoch."""
     yield "before the first batch", 0, 0, _state(loader)
     done = 0
     for done, _ in enumerate(islice(loader, steps), 1):
@@ -153,7 +150,7 @@ def _state(loader: Any) -> Any:
 
 
 def _default_settings(make_loader: Callable[..., Any]) -> list[dict[str, Any]]:
-    """Returns the default settings, without the one for threads if the loader does not support threads."""
+    """Returns the settings in EVERYWHERE, without those for threads if the loader does not support threads."""
     try:
         with _opened(make_loader, {"num_workers": 2, "backend": "thread"}):
             return list(EVERYWHERE)
@@ -184,7 +181,7 @@ _Within = tuple[tuple[int, int], ...]  # the ids of pairs of objects
 
 
 def difference(one: Any, other: Any, at: str = "", within: _Within = ()) -> str | None:
-    """Returns the first difference between two batches in words, or None if all bytes, types and keys are the same.
+    """Describes the first difference between two batches, or returns None if all bytes, types and keys are the same.
 
     Objects of a class without a useful `__eq__` are compared by the parts that pickle would save. `at` and `within`
     are for recursive calls: `at` is the path to the compared values inside the batches, and `within` has the ids of
@@ -236,10 +233,10 @@ def _between_parts(one: Any, other: Any, at: str, within: _Within) -> str | None
 
 
 def _parts(whole: Any) -> tuple[str, list[tuple[Any, str, Any]]]:
-    """Splits an object into parts to compare. Returns the kind of parts, and a tuple (name, path, value) for each.
+    """Splits an object into parts to compare. Returns the kind of the parts, and (name, path, value) for each part.
 
-    The kind is "keys", "elements" or "attributes". Data that pickle saves besides the attributes has the name "" and
-    the path "".
+    The kind is "keys", "elements" or "attributes". Data that pickle saves in addition to the attributes has an empty
+    name and an empty path.
     """
     if isinstance(whole, Mapping):
         return "keys", [(key, f"[{key!r}]", whole[key]) for key in whole]

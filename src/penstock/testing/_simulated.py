@@ -60,7 +60,7 @@ _slept: list[float] = []  # how long each step that is being filled has slept, t
 
 
 def sleep(seconds: float) -> None:
-    """Makes the current step take this many more seconds of virtual time. Call it from a dataset.
+    """Adds `seconds` of virtual time to the current step. Call `sleep` from a dataset.
 
     Does nothing outside a simulation.
 
@@ -77,7 +77,7 @@ def sleep(seconds: float) -> None:
 
 
 class _PostedTask:
-    """A posted task. `worker` is the id of the worker that has claimed it, or None."""
+    """A posted task. `worker` is the id of the worker that has claimed the task, or None if none has."""
 
     worker: int | None = None
     used = 0  # the number of bytes used in its slab
@@ -118,7 +118,7 @@ class _SimulatedWorker:
 
 
 class SimulatedBackend(Backend):
-    """The backend of a simulation, which decides what happens next, and which faults happen."""
+    """The backend of a `Simulation`. The simulation decides what happens next, and injects the faults."""
 
     leaves_nothing = False
 
@@ -188,7 +188,7 @@ class SimulatedBackend(Backend):
                 worker.runner.look_up()
 
     def flush(self) -> None:
-        """Lets workers act until `choose` picks "return", because real workers act at any time."""
+        """Lets workers act until `choose` picks "return". Real workers may act at any time, even during `flush`."""
         while len(actions := [Action("return"), *self._actions()]) > 1:
             action = self._simulation.chosen(actions)
             if action.kind == "return":
@@ -268,7 +268,7 @@ class SimulatedBackend(Backend):
         return actions
 
     def _action(self, worker: _SimulatedWorker) -> Action | None:
-        """Returns the worker's next action, or None if it must wait. Never returns "leave" or "die"."""
+        """Returns the worker's next action, or None if the worker must wait. Never returns "leave" or "die"."""
         posted = worker.posted
         if not worker.is_alive():
             return worker.does("bury")
@@ -282,13 +282,13 @@ class SimulatedBackend(Backend):
         return None if task is None else Action("claim", worker.id, task.step)
 
     def _task(self, worker: _SimulatedWorker, kind: str) -> Task | None:
-        """Returns the task for a worker's next action of this kind, or None. For "fill", the task has one step."""
+        """Returns the task of the worker's action, or None. For "fill", the task contains only the step to fill."""
         if worker.posted is None:
             return self._next_task(worker.seat) if kind == "claim" else None
         return worker.posted.current() if kind == "fill" else worker.posted.task
 
     def _next_task(self, seat: int) -> Task | None:
-        """Returns the first unclaimed task for this seat. Streams rely on the order of tasks."""
+        """Returns the first unclaimed task for this seat. Streams rely on tasks being claimed in order."""
         unclaimed = (p.task for p in self._board.values() if p.worker is None and p.seat in (-1, seat))
         return min(unclaimed, key=lambda task: task.seq, default=None)
 
@@ -330,7 +330,7 @@ class SimulatedBackend(Backend):
 
     @contextmanager
     def _at_work(self, worker: _SimulatedWorker) -> Iterator[None]:
-        """Makes the calling thread act as this worker. Calls of `sleep` keep the worker busy in virtual time."""
+        """Makes the calling thread act as this worker. Calls to `sleep` keep the worker busy in virtual time."""
         outer = get_worker_info()
         set_worker_info(worker.info, of_process=False)
         _slept.append(0.0)

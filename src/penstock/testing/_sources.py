@@ -121,7 +121,7 @@ class Numbers(Dataset[Any]):
 
 
 def once_more(dataset: Any) -> None:
-    """A change for `update` that adds 1 to `times`, so that a test notices if the change is applied twice."""
+    """A change to pass to `update`. It adds 1 to `times`, so a test notices if the change is applied twice."""
     dataset.times += 1
 
 
@@ -167,7 +167,7 @@ class Countdown(IterableDataset[Any]):
 
 
 class Light(Countdown):
-    """A stream of items that are cheap to read. Workers turn them into samples with `load`."""
+    """A stream of small items. Workers turn the items into samples with `load`."""
 
     size, times, ballast = 1, 0, b""
 
@@ -176,7 +176,7 @@ class Light(Countdown):
 
 
 class Stateful(Countdown):
-    """A stream that can be resumed, because it has a state. It also counts its epochs."""
+    """A stream that has a state, and so can be resumed. It also counts its epochs."""
 
     at = epoch = 0
 
@@ -194,7 +194,7 @@ class Stateful(Countdown):
 
 
 class Unsendable:
-    """A key, or a change for `update`, that cannot be sent to a worker. Pickling it raises LookupError."""
+    """A key, or a change to pass to `update`, that cannot be sent to a worker. Pickling raises LookupError."""
 
     def __call__(self, dataset: Any) -> None:
         dataset.size = -1

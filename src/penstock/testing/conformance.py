@@ -1,6 +1,6 @@
 """Laws for authors of backends. A law is a test that every backend must pass.
 
-To check all laws with one function, which needs only penstock, call `check`:
+To check all laws with one function call, and without pytest, use `check`:
 
     >>> import penstock
     >>> from penstock.testing import conformance
@@ -19,8 +19,8 @@ To have a pytest test for each law, derive a class from `Suite`:
         def nothing_is_left(self):
             assert not my_cluster.processes()
 
-Each law is a method, and its name is the sentence that it checks. A law that does not apply to a backend is skipped
-with the reason (by `unittest.SkipTest`, which pytest understands). `Suite` lists the attributes that describe a
+Each law is a method, and its name is the sentence that it checks. A law that does not apply to a backend raises
+`unittest.SkipTest` with the reason, and pytest reports it as skipped. `Suite` lists the attributes that describe a
 backend.
 """
 
@@ -35,25 +35,26 @@ __all__ = ["BrokenLaw", "Suite", "check"]
 
 
 class Suite(LoaderLaws, ProtocolLaws):
-    """All laws for backends. Derive from this class, and describe the backend to check with these attributes:
+    """All laws for backends. To check a backend, derive a class that describes it with these attributes and methods:
 
     - `backend`: the registered name. `settings`: additional arguments for every loader.
     - `workers`: the number of workers of each loader (2 by default; 0 checks the plain loop).
-    - `loses_workers`: True if a worker can die while the caller lives on. `kill(loader)` must kill one worker. By
-      default, it calls the `kill()` and `join(timeout)` methods of the first of `loader.workers`.
-    - `own_generators`: True if each worker has its own `random` and `numpy.random` generators. Threads do not.
+    - `loses_workers`: True if a worker can die while the caller lives on. `kill(loader)` must kill one worker. The
+      default `kill` calls the `kill()` and `join(timeout)` methods of the first of `loader.workers`.
+    - `own_generators`: True if each worker has its own `random` and `numpy.random` generators. Threads share the
+      generators of the process.
     - `blocks`: True if the caller continues to run while a dataset waits in a worker.
-    - `seats`: True if a task can be posted for a particular worker, which only penstock.torch needs.
+    - `seats`: True if a task can be posted for a particular worker. Only penstock.torch needs this.
     - `nothing_is_left()`: called after each law. It must raise if the backend has left anything behind.
-    - `setup_method()` and `teardown_method()`: called before and after each law. If you override them, call those of
-      `super()` too.
+    - `setup_method()` and `teardown_method()`: called before and after each law. An override must also call the
+      method of `super()`.
     """
 
 
 def check(*, only: str = "", **told: Any) -> list[str]:
     """Checks all laws, and returns those that were skipped, each with its reason.
 
-    Raises `BrokenLaw` if a law is broken. The arguments are attributes and methods of `Suite`, as in
-    `check(backend="mine", workers=3)`. If `only` is given, only the laws whose names contain this text are checked.
+    Raises `BrokenLaw` if a law is broken. If `only` is given, only the laws whose names contain this text are
+    checked. All other arguments are attributes and methods of `Suite`, as in `check(backend="mine", workers=3)`.
     """
     return check_each(type("Checked", (Suite,), told), only)

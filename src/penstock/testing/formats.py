@@ -20,8 +20,9 @@ To have a pytest test for each law, derive a class from `Suite`:
             write_some_files(folder)
             return [folder / "some.mine"]
 
-Each law is a method, and its name is the sentence that it checks. A law that does not apply is skipped with the
-reason (by `unittest.SkipTest`, which pytest understands). `Suite` lists the attributes that describe a format.
+Each law is a method, and its name is the sentence that it checks. A law that does not apply raises
+`unittest.SkipTest` with the reason, and pytest reports it as skipped. `Suite` lists the attributes that describe a
+format.
 """
 
 from __future__ import annotations
@@ -56,18 +57,18 @@ _SMALL = 64  # bytes of a piece; pieces are small so that a read of too many byt
 
 
 class Suite(Stated):
-    """All laws for formats. Derive from this class, and describe the format to check with these attributes:
+    """All laws for formats. To check a format, derive a class that describes it with these attributes and methods:
 
     - `make(paths, **files)`: makes a dataset. This is usually the format's class. `files` are the keyword arguments
       of `FileOptions`.
     - `write(folder)`: writes files of the format into an empty folder, and returns the paths to pass to `make`. The
       files should be small (a few KB, with 10 to 100 samples), and have more than one block.
-    - `found`: the arguments that `penstock.open` needs besides the paths to find the format (none by default), or
-      None if it cannot find the format.
-    - `settings`: the settings of the loaders with workers. By default, there is a loader with two threads and one
-      with two processes.
-    - `damages`: the number of damaged copies of the files to test, 60 by default. Each is damaged at random. Use 0 if
-      the library that reads the format crashes on damaged files.
+    - `found`: the arguments, besides the paths, that `penstock.open` needs to find the format (none by default). Use
+      None if `penstock.open` cannot find the format.
+    - `settings`: the settings of the loaders with workers. By default, one loader has two threads, and another one
+      has two processes.
+    - `damages`: the number of randomly damaged copies of the files to test, 60 by default. Use 0 if the library that
+      reads the format crashes on damaged files.
     """
 
     make: Callable[..., Any]
@@ -275,9 +276,9 @@ def check(
 ) -> list[str]:
     """Checks all laws, and returns those that were skipped, each with its reason.
 
-    Raises `BrokenLaw` if a law is broken. `make(paths, **files)` makes a dataset. `paths` are the paths of files in
-    the format. Their folder is copied, so it should be small and contain nothing else. If `only` is given, only the
-    laws whose names contain this text are checked. Other arguments (`told`) set attributes of `Suite`.
+    Raises `BrokenLaw` if a law is broken. `make(paths, **files)` makes a dataset. `paths` names files in the
+    format. The folder that contains them is copied, so it should be small and contain nothing else. If `only` is
+    given, only the laws whose names contain this text are checked. All other arguments set attributes of `Suite`.
     """
     given = [Path(path).absolute() for path in paths]
 
@@ -294,7 +295,7 @@ def _same(found: Any, expected: Any, where: str) -> None:
 
 
 def _steps(n: int) -> Iterator[list[int]]:
-    """Yields lists of keys: all in order, all in random order, and short random lists with repeats."""
+    """Yields lists of keys: all keys in order, all keys in random order, and short random lists with repeats."""
     drawn = random.Random(0)
     yield list(range(n))
     yield drawn.sample(range(n), n)

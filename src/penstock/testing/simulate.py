@@ -2,8 +2,8 @@
 
 Time is virtual, and the test chooses the order of events. Everything in penstock except the backend is real. The
 workers are objects, and the calling thread runs the user's code for them. A function named `choose` decides what
-happens next: it receives a list of all actions that are possible now, and returns the index of one. So a race is a
-list of numbers. Hypothesis can search for such a list, and a test can replay it.
+happens next: it receives a list of all possible next actions, and returns the index of the chosen action. So a
+race is a list of numbers. Hypothesis can search for such a list, and a test can replay the list.
 
     >>> import penstock
     >>> from penstock.testing import simulate
@@ -15,7 +15,7 @@ list of numbers. Hypothesis can search for such a list, and a test can replay it
     >>> [action.step for action in simulation.history if action.kind == "die"]
     [1, 1]
 
-The actions of a worker, in the order of its life, are:
+The actions of a worker, from its start to its end, are:
 
     start     the worker runs `worker_init_fn`
     claim     it takes the next task
@@ -25,9 +25,9 @@ The actions of a worker, in the order of its life, are:
     die       it dies, and loses its task if it has one
     bury      the loader learns of the death
 
-The actions of the loader are `return` (it continues with the results so far) and `wait` (time passes until a worker
-wakes up, or until the timeout). Only `simulate.sleep` takes virtual time, and time passes only when nothing else can
-happen. If nothing can ever happen again, `Stuck` is raised, because the loader would wait forever.
+The actions of the loader are `return` (the loader continues with the results so far) and `wait` (time passes until a
+worker wakes up, or until the timeout). Only `simulate.sleep` takes virtual time, and time passes only when nothing
+else can happen. If nothing can ever happen again, `Stuck` is raised, because the loader would wait forever.
 """
 
 from __future__ import annotations
@@ -60,11 +60,12 @@ Choose = Callable[[Sequence[Action]], int]
 
 @dataclass
 class Kill:
-    """A fault that makes a worker die instead of doing this action. It happens `times` times.
+    """A fault that makes a worker die instead of doing `action`. The fault happens `times` times.
 
-    `Kill("fill", step=3)` kills a worker that has claimed step 3, before the worker does the step. "report" kills the
-    worker after the step, and "claim" when it is about to claim the step. `Kill("start", seat=1, times=4)` makes four
-    workers in seat 1 (the second slot for a worker) crash at start-up. A field that is None matches anything.
+    `Kill("claim", step=3)` kills a worker that is about to claim step 3. `Kill("fill", step=3)` kills a worker that
+    has claimed step 3 but not done it. `Kill("report", step=3)` kills a worker that has done step 3 but not reported
+    it. `Kill("start", seat=1, times=4)` makes four workers in seat 1 (the second worker slot) crash at start-up.
+    A field that is None matches anything.
     """
 
     action: str
@@ -86,8 +87,8 @@ class Kill:
 class Refuse:
     """A fault that keeps workers from being started.
 
-    It applies to workers in the slot `seat`, or to all workers if `seat` is None. The first `after` workers are
-    started; then `times` attempts fail with `error`, which is an OSError by default.
+    The fault applies to workers in the slot `seat`, or to all workers if `seat` is None. The first `after` workers
+    are started; then `times` attempts fail with `error`, which is an OSError by default.
 
     >>> import penstock
     >>> from penstock.testing import simulate
@@ -113,10 +114,10 @@ def seeded(seed: int) -> Choose:
 
 
 def replay(numbers: Iterable[int]) -> Choose:
-    """Returns a function that repeats these choices, which come from `Simulation.choices`.
+    """Returns a function that repeats the choices of an earlier simulation (`Simulation.choices`).
 
-    After the last choice, it always chooses the first action, which is the simplest one: the loader returns as soon
-    as possible, and the first worker does all the work.
+    After the last choice, the function always chooses the first action, which is the simplest one: the loader returns
+    as soon as possible, and the first worker does all the work.
 
     >>> import penstock
     >>> from penstock.testing import simulate
@@ -140,14 +141,14 @@ _numbers = itertools.count(1)
 class Simulation:
     """Registers a simulated backend for a `with` block.
 
-    In the block, use it as `DataLoader(..., num_workers=2, backend=simulation.name)`.
+    In the block, use the backend as in `DataLoader(..., num_workers=2, backend=simulation.name)`.
 
     - `choose`: the function that decides what happens next (by default `seeded(0)`).
     - `faults`: the faults to inject.
-    - `deaths`: the number of workers that may die at any time, as `choose` decides.
+    - `deaths`: the number of workers that may die. `choose` decides when.
     - `copies_dataset`: True if each worker has its own copy of the dataset, as processes do. Otherwise all workers
       share the caller's dataset, as threads do.
-    - `most_steps`: the largest number of small steps in one task.
+    - `most_steps`: the maximum number of steps in one task.
     - `names_step`: False if the backend cannot tell which step of a task a dead worker was doing, as with workers on
       remote machines.
 
@@ -156,7 +157,7 @@ class Simulation:
     - `now`: the virtual time.
     - `history`: all actions so far.
     - `choices`: all numbers that `choose` has returned. `replay(choices)` repeats the simulation.
-    - `open`: the backends that were not closed.
+    - `open`: the backends that have not been closed.
 
     >>> import penstock
     >>> with Simulation(seeded(1)) as simulation:  # or `simulate.workers(...)`

@@ -1,4 +1,4 @@
-"""Functions by which other parts of penstock use torch. The core gets them from `guests.tensor_functions`."""
+"""The torch functions that other parts of penstock need. `guests.tensor_functions` returns this module."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ def as_tensor(array: NDArray[Any]) -> torch.Tensor:
 def resized(
     pixels: NDArray[np.uint8], extent: tuple[float, float], to: tuple[int, int], mode: Literal["bilinear", "bicubic"]
 ) -> NDArray[np.uint8]:
-    """Resizes pixels as Pillow does, but rounds differently.
-
-    `extent` is the height and width of the pixels, which may be fractions.
-    """
+    """Resizes pixels as Pillow does, except for rounding. `extent` is the (fractional) height and width."""
     image = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]
     scales = to[0] / extent[0], to[1] / extent[1]
     operators = torch.ops.aten  # torch.nn.functional.interpolate, but with a size and scales

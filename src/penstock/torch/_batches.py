@@ -1,4 +1,4 @@
-"""Samplers of torch loaders whose keys penstock plans, for the frameworks that read, wrap or divide them."""
+"""Samplers that yield keys planned by penstock, for frameworks that read, wrap or divide a torch loader's sampler."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import penstock
 
 
 class Planned:
-    """A sampler of the keys that a penstock loader with these settings would read.
+    """A sampler that yields the keys that a penstock loader with the given settings would read.
 
-    Each pass is the next epoch, unless `set_epoch` sets another one. The torch loader plans its batches by itself. It
-    passes this sampler to torch's constructor, so that a framework sees an ordinary loader, and may wrap the sampler.
+    Each pass yields the keys of the next epoch, unless `set_epoch` has chosen another epoch. The torch loader plans
+    its batches itself and does not read this sampler. It passes the sampler to torch's constructor, so that
+    frameworks see an ordinary loader and may wrap the sampler.
     """
 
     def __init__(self, dataset: Any, order: dict[str, Any], settings: dict[str, Any]) -> None:
@@ -33,7 +34,7 @@ class Planned:
 
 
 class TokenBatches(Planned):
-    """The keys of the batches of each epoch, with at most `batch_tokens` tokens in a batch."""
+    """Yields the keys of each batch of an epoch, with at most `batch_tokens` tokens in a batch."""
 
     batch_size = None
 
@@ -46,7 +47,7 @@ class TokenBatches(Planned):
 
 
 class PlannedKeys(Planned):
-    """The keys of each epoch of a mixture, or of packed rows. A torch sampler would give numbers instead."""
+    """Yields the keys of a mixture or of packed rows, which torch's own samplers cannot yield."""
 
     def __init__(self, dataset: Any, order: dict[str, Any], settings: dict[str, Any]) -> None:
         super().__init__(dataset, order, {**settings, "batch_size": 1})
@@ -56,9 +57,9 @@ class PlannedKeys(Planned):
 
 
 def planned_in(loader: Any) -> Planned | None:
-    """Returns the loader's `Planned` sampler, or None if it has none or if a framework has replaced or wrapped it.
+    """Returns the loader's `Planned` sampler, or None if the loader has no such sampler.
 
-    This sampler is not read, because the loader plans its batches by itself.
+    A framework may have replaced or wrapped the sampler.
     """
     batches = getattr(loader, "batch_sampler", None)
     found = batches if isinstance(batches, Planned) else getattr(batches, "sampler", None)

@@ -1,8 +1,8 @@
 """torch's default_collate, with tensors written directly into the slab (the shared memory of the batch).
 
-As in torch, containers are taken apart, and each column is collated by a rule that is chosen by the type of its first
-element. Only the rules that copy data are replaced. If the result might differ from torch's, our rule returns None,
-and torch's own rule collates the column or raises its error.
+As in torch, containers are taken apart, and the type of a column's first element decides which rule collates the
+column. Only the rules that copy data are replaced. If the result might differ from torch's, penstock's rule returns
+None, and torch's own rule collates the column or raises an error.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ SMALL = 1024
 
 
 def collate(samples: Any, empty: Empty, *, alone: bool = True) -> Any:
-    """Collates as torch's default_collate does, but large tensors are in memory allocated by `empty`.
+    """Collates as torch's default_collate does, but makes large tensors in memory allocated by `empty`.
 
-    `alone` is True if there are no workers. torch then keeps some memory layouts, whereas its workers make tensors
-    contiguous.
+    `alone` is True if there are no workers. torch then keeps some memory layouts, whereas torch's workers make
+    tensors contiguous.
     """
     if not torch.empty(0).is_cpu:  # torch.set_default_device: tensors are made on that device
         return default_collate(samples)
@@ -52,12 +52,12 @@ def collate(samples: Any, empty: Empty, *, alone: bool = True) -> Any:
 
 
 def is_usual() -> bool:
-    """True if torch's default_collate has only its original rules, and makes tensors in the CPU's memory."""
+    """True if torch's default_collate has only its original rules, and makes tensors in CPU memory."""
     return theirs.default_collate_fn_map == _USUAL and torch.empty(0).is_cpu
 
 
 def takes(value: Any) -> bool:
-    """True if torch's default_collate stacks such arrays or scalars into a contiguous tensor of the same dtype."""
+    """True if torch's default_collate stacks values like this one into a contiguous tensor of the same dtype."""
     if type(value) is not np.ndarray:
         return type(value) in _SCALARS
     is_plain = value.ndim > 0 and value.flags.c_contiguous and value.flags.aligned
@@ -65,7 +65,7 @@ def takes(value: Any) -> bool:
 
 
 def takes_rows(dtype: np.dtype[Any], scalars: bool) -> bool:
-    """True if torch's default_collate keeps this dtype. Its rules for scalars and for arrays differ."""
+    """True if torch's default_collate keeps this dtype for arrays or, if `scalars` is True, for scalars."""
     return dtype.isnative and dtype.char in (_SCALAR_CODES if scalars else _ARRAY_CODES)
 
 
@@ -79,7 +79,7 @@ def explained(samples: Any) -> Any:
 
 
 def explain(error: Exception, samples: Any) -> None:
-    """Adds a note that says which field and rows do not fit together. penstock's own collate finds them."""
+    """Adds a note to the error, from penstock's own collate: which field and rows do not fit together."""
     try:
         penstock.collate.default_collate(samples)
     except CollateError as found:
@@ -90,7 +90,7 @@ def explain(error: Exception, samples: Any) -> None:
 
 @dataclass(frozen=True)
 class PadTensors:
-    """Does the same as `penstock.pad`, but makes tensors instead of arrays. They share the memory of the arrays."""
+    """Does the same as `penstock.pad`, but makes tensors, which share the memory of the padded arrays."""
 
     padding: Pad
 
@@ -105,7 +105,7 @@ class PadTensors:
 
 
 def with_tensors(collate_fn: Any) -> Any:
-    """Returns `collate_fn` or, if it is a `penstock.pad`, a version of it that makes tensors."""
+    """Returns `collate_fn` or, if `collate_fn` is a `penstock.pad`, a version that makes tensors."""
     check_called(collate_fn)
     return PadTensors(collate_fn) if isinstance(collate_fn, Pad) else collate_fn
 
@@ -159,7 +159,7 @@ def _apply(rule: Callable[..., Any], empty: Empty, alone: bool, batch: Any, coll
 
 
 def _converted(batch: Any, into: FieldMemory) -> torch.Tensor | None:
-    """Converts a column to its field's dtype while writing it. Returns None if torch's result might differ."""
+    """Writes a column, converted to its field's dtype. Returns None if torch's result might differ."""
     first, kinds = batch[0], set(map(type, batch))
     if kinds == {torch.Tensor} and set(map(attrgetter("dtype"), batch)) <= NATIVE.keys():
         if any(each.requires_grad or each.layout is not torch.strided for each in batch):

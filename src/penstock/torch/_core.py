@@ -36,7 +36,7 @@ from penstock.torch._gather import TensorGather, is_closed
 
 
 class Stacked:
-    """torch's default_collate, with a method `into` that writes the batch into the caller's memory."""
+    """torch's default_collate, with a method `into` that writes the batch into memory provided by the caller."""
 
     __call__ = staticmethod(explained)
 
@@ -61,7 +61,7 @@ _STACKED = Stacked()
 
 
 class _TorchGenerators(Generators):
-    """Does the same as `Generators`, and also seeds torch's global generator for each step."""
+    """`Generators` that include torch's global generator."""
 
     def seed(self, epoch: int, number: int) -> int:
         state = super().seed(epoch, number)
@@ -74,7 +74,7 @@ class _TorchGenerators(Generators):
 
 
 class SeededRunner(Runner):
-    """Runs the tasks of datasets that use torch's worker info or torch's global generator."""
+    """Runs the tasks of datasets that may use torch's worker info or torch's global generator."""
 
     make_generators = _TorchGenerators
 
@@ -101,7 +101,7 @@ class SeededRunner(Runner):
         self._prepare()
 
     def _prepare(self) -> None:
-        """Discards what was found out about the dataset, at the start and after each change to the dataset."""
+        """Discards what is known about the dataset. Called at the start and after each change to the dataset."""
         self._tensors = self._new_gather()
         if self._tensors is not None:
             # Seeding three generators takes 16 us. A batch without the user's code does not need it.
@@ -120,7 +120,7 @@ class SeededRunner(Runner):
 
 
 class _BorrowedWithTorch(Borrowed):
-    """Does the same as `Borrowed`, and also seeds torch's global generator for one step and then restores it."""
+    """A `Borrowed` that includes torch's global generator."""
 
     def __init__(self, *of: int) -> None:
         super().__init__(*of)
@@ -152,7 +152,7 @@ _lending = Lending(_TorchState)
 
 
 class Core(SeedSession):
-    """The session of a torch loader with a seed. It continues at the epoch that the session `before` has reached."""
+    """The session of a torch loader with a seed. Continues at the epoch that the session `before` has reached."""
 
     def __init__(self, settings: dict[str, Any], before: Core | None = None) -> None:
         given = {**_DEFAULTS, **settings, "sampler": _seedable(settings.get("sampler"))}
@@ -215,7 +215,7 @@ def core_of(loader: Any) -> Core:
 
 
 def _fits(core: Core, settings: dict[str, Any]) -> bool:
-    """True if the core has these settings, or is about to have them."""
+    """True if the core has these settings. The number of workers may differ while another thread is changing it."""
     if core.given == settings:
         return True
     # A thread that sets `num_workers` changes the core before the loader. Another thread may look in between.
@@ -259,7 +259,7 @@ def _passed(workers: int) -> list[str]:
 
 
 def _order(loader: Any) -> dict[str, Any]:
-    """Returns penstock's arguments for the loader's order. torch's usual samplers are replaced by `shuffle=`."""
+    """Returns penstock's arguments for the loader's order. torch's usual samplers are replaced with `shuffle=`."""
     batched, batch_sampler = private.is_batched(loader), loader.batch_sampler
     if isinstance(batch_sampler, TokenBatches):
         return batch_sampler.order
@@ -281,7 +281,7 @@ def _order(loader: Any) -> dict[str, Any]:
 
 
 def _seedable(sampler: Any) -> Any:
-    """Returns penstock's equivalent of a torch sampler, or the sampler itself if there is none."""
+    """Returns penstock's equivalent of a torch sampler, or the sampler itself if penstock has no equivalent."""
     if type(sampler) is RandomSampler:
         return penstock.RandomSampler(sampler.data_source, sampler.replacement, sampler.num_samples)
     if type(sampler) is theirs.SubsetRandomSampler:

@@ -1,7 +1,7 @@
-"""The position of an iterator with torch's semantics, saved as plain data that is checked before any of it is used.
+"""The position of an iterator with torch's semantics, saved as plain data that is checked before use.
 
-It includes the states of torch's generators from which the epoch was drawn. Nothing in it is evaluated or unpickled.
-A user's own dataset or sampler may put other data into its part.
+The data includes the states of the random generators that the epoch's order was drawn from. Nothing in the data is
+evaluated or unpickled. Only the state of a user's own dataset or sampler may contain other objects.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class CopyPosition:
         self.more = more
 
     def moved(self, mark: bytes | None) -> None:
-        """Records that this copy returned a batch or an error. `mark` is its saved position, or None."""
+        """Records that this copy returned a batch or an error. `mark` is the copy's saved position, or None."""
         if mark is None:
             self.more += 1
         else:
             self.mark, self.more = mark, 0
 
     def next_epoch(self) -> CopyPosition:
-        """Returns the position where the next epoch starts. It is unknown if the end of this epoch was not saved."""
+        """Returns the start of the next epoch. The start is unknown if the end of the current epoch was not saved."""
         mark = known(self.mark)
         return CopyPosition(self.mark if mark is None else mark.next_epoch())
 
@@ -72,8 +72,8 @@ class LoadedState(NamedTuple):
     """A resume state, parsed and checked.
 
     `origin` and `given` are the attributes of `Sampling` with these names. `states` holds the random states in
-    `origin`, parsed for `TemporaryStates`. `ahead` is the argument of `Ahead.of`, and is empty if the order and the
-    base seed were drawn before the state was taken.
+    `origin`, parsed for `TemporaryStates`. `ahead` is the argument for `Ahead.of`. `ahead` is empty if the order and
+    the base seed were drawn before the state was taken.
     """
 
     plain: Mapping[str, Any]
@@ -88,7 +88,7 @@ class LoadedState(NamedTuple):
 
 
 class Cursor:
-    """The position of one iterator, which starts at the beginning of an epoch or from a saved state.
+    """The position of one iterator. The iterator starts at the beginning of an epoch or from a saved state.
 
     `before` is the cursor of the loader's previous epoch. `lives` is True if the workers of that epoch are reused.
     """
@@ -188,9 +188,10 @@ class Cursor:
                 self._reading.prepare(mark)
 
     def begin(self, work: Callable[[], object], iterator: Any = None, *, sampler: bool = True) -> None:
-        """Calls `work`: torch's code that draws the base seed of `iterator`, calls `iter(sampler)`, or does both.
+        """Calls `work`: torch's code for the base seed of `iterator`, for `iter(sampler)`, or for both.
 
-        Random numbers drawn before the state was taken are replayed without advancing the caller's generators.
+        `work` may draw random numbers. If a loaded state was taken after the original draw, `work` draws the same
+        numbers again, and the caller's generators do not advance.
         """
         if self.sampling is not None and self.is_tracked and sampler:
             self.sampling.prepare()
@@ -208,7 +209,7 @@ class Cursor:
             iterator._base_seed = self.base_seed
 
     def keys(self, begun: Iterator[Any]) -> Iterator[Any]:
-        """Returns the keys of the steps not handed out yet. `begun` is torch's iterator over all steps."""
+        """Returns the keys of the remaining steps. `begun` is torch's iterator over all steps."""
         saved = self._saved
         if self.sampling is None or not self.is_tracked:
             return begun
@@ -218,7 +219,7 @@ class Cursor:
         return steps if self._ahead is None else self._ahead.steps(steps)
 
     def open_stream(self, fetcher: Any, size: int) -> None:
-        """Moves the caller's own copy of a stream to the saved position. torch reads it through `fetcher`."""
+        """Moves the caller's own copy of a stream to the saved position. torch reads the stream through `fetcher`."""
         copy, reading = self._copies[0], self._reading
         reading.begin(fetcher.dataset_iter, known(copy.mark))
         until = reading.read + copy.more
@@ -228,7 +229,10 @@ class Cursor:
             self._fetcher = fetcher
 
     def passed(self, step: int, mark: bytes | None, worker: int) -> None:
-        """Records that a worker's batch or error was handed out. `mark` is the position sent with it, if any."""
+        """Records that a worker's batch or error was handed out.
+
+        `mark` is the position that the worker sent with this result, or None.
+        """
         self.progress.passed(step, None if self.sampling is None else self.sampling.handed_out(step))
         if self._copies:
             self._copies[worker].moved(mark)
@@ -241,7 +245,7 @@ class Cursor:
         return begin.steps + len(begin.beyond)
 
     def passed_inline(self, *, failed: bool) -> None:
-        """Does the same as `passed` for a loader without workers."""
+        """Does the same as `passed`, but for a loader without workers."""
         step = self.progress.steps
         self.progress.passed(step, None if self.sampling is None else self.sampling.handed_out(step))
         if self._copies:
@@ -319,7 +323,7 @@ def _about(loader: Any, cursor: Cursor) -> dict[str, Any]:
 
 
 def check_maker(value: object, seed: int | None) -> None:
-    """Raises StateError unless both the state and this loader have a seed, or neither has one."""
+    """Raises StateError if either the state or this loader has a seed, but not both."""
     if isinstance(value, Mapping) and "penstock" in value and (PART in value) != (seed is None):
         then = "without a seed" if seed is not None else f"with seed={value.get('seed')}"
         raise StateError(
@@ -329,7 +333,7 @@ def check_maker(value: object, seed: int | None) -> None:
 
 
 def loaded(loader: Any, value: Any) -> LoadedState:
-    """Parses a result of `state_of`, perhaps from a JSON file. Raises StateError if it does not fit the loader."""
+    """Parses a state from `state_of`. Raises StateError if the state is damaged or does not fit the loader."""
     state, cursor = State.parse(value), Cursor(loader)
     state.check(_about(loader, cursor))
     try:

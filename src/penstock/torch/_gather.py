@@ -1,7 +1,7 @@
 """Makes batches of tensors with the dataset's `__gather__`, which writes all rows into the slab at once.
 
-A gathered batch is equal to what torch's default_collate makes of the samples. Whenever that is not certain, or
-anything raises, the samples are fetched and collated instead, and torch's own code makes the batch or the error.
+A gathered batch is equal to the batch that torch's default_collate would make. If equality is not certain, or if
+anything raises an exception, torch's own code fetches and collates the samples instead.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from penstock.torch._tensors import native
 
 
 class Gathered(NamedTuple):
-    """A whole batch, and the number of its rows."""
-
     batch: object
     rows: int
 
@@ -35,10 +33,11 @@ class Gathered(NamedTuple):
 class TensorGather:
     """Gathers the batches of one worker. Checks once, with one sample, whether torch would stack such samples.
 
-    If it returns None after `__gather__` has run (`has_run`), then code of the user may have drawn random numbers.
-    If the caller is not `seeded` and so cannot draw them again, only datasets that run no such code are gathered.
+    `has_run` is True if the last call ran `__gather__`. The user's code may then have drawn random numbers, even if
+    the call returned None. Only a `seeded` caller can draw these numbers again. For other callers, datasets whose
+    `__gather__` may run the user's code are not gathered.
 
-    If the batch is for another process (`late`), its tensors are made there.
+    `late` is True if the batch is sent to another process, which makes the tensors.
     """
 
     has_run = False
@@ -51,7 +50,7 @@ class TensorGather:
         self._is_certain: bool | None = None  # None: not known yet
 
     def __call__(self, keys: Any, empty: Empty) -> Gathered | None:
-        """Returns the batch of these keys, or None if the samples must be fetched and collated."""
+        """Returns the batch for these keys, or None if the samples must be fetched and collated."""
         self.has_run = False
         if self._is_certain is False or not _are_usable(keys, self._dataset) or not is_usual():
             return None
@@ -88,7 +87,7 @@ class TensorGather:
 
 
 def is_closed(dataset: Any) -> bool:
-    """True if samples come from penstock's code alone: any other code might draw random numbers."""
+    """True if the samples are made by penstock's code alone. Any other code might draw random numbers."""
     kind = type(dataset)
     if kind is PackedRows:
         return is_closed(dataset.documents)
@@ -104,12 +103,12 @@ def is_closed(dataset: Any) -> bool:
 
 
 def _packs_closed(dataset: Any) -> bool:
-    """False if packed rows are made of documents that may come from the user's code."""
+    """False if the dataset contains packed rows whose documents may come from the user's code."""
     return all(is_closed(leaf) for leaf in leaves_of(dataset) if isinstance(leaf, PackedRows))
 
 
 def _are_usable(keys: Any, dataset: Any) -> bool:
-    """True for integer keys, and for the tuples by which a loader asks for planned rows."""
+    """True for integer keys, and for the tuples with which a loader requests planned rows."""
     if type(keys) is np.ndarray:
         return keys.ndim == 1 and len(keys) > 0 and keys.dtype.kind in "iu"
     kinds = set(map(type, keys)) if type(keys) is list else None
@@ -126,7 +125,7 @@ def _itself(array: Any) -> Any:
 
 
 def _as_torch(batch: Any, leaf: Callable[[Any], Any], texts: type = list) -> Any:
-    """Converts penstock's batch to torch's, with `leaf(array)` for each array.
+    """Converts a batch to the containers that torch makes, and each array to `leaf(array)`.
 
     Raises TypeError if torch might collate the samples differently.
     """

@@ -1,7 +1,7 @@
 """The iterators of a torch loader: subclasses of torch's iterators that use penstock's engine.
 
 Everything around the engine is torch's own: the order of random draws when an iterator is created, the warnings, the
-name in a profile, and the attributes that frameworks read.
+name in profiles, and the attributes that frameworks read.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from penstock.torch._status import begun_on_penstock
 
 
 class _Unprofiled(private.BaseIterator):  # type: ignore[misc]
-    """Skips torch's own `__next__`, which takes 12 us for a range in a profile, even if there is no profiler.
+    """Skips torch's own `__next__`, which spends 12 us on a profiler range even if no profiler is active.
 
-    torch's `__next__` is still called if there is a profiler, if the program has replaced this method, and for
-    streams, because it warns of their length.
+    torch's `__next__` is still called in three cases: a profiler is active, the program has replaced this method, or
+    the dataset is a stream. For streams, torch's method warns about wrong lengths.
     """
 
     _cursor: Cursor
@@ -50,7 +50,7 @@ class _Unprofiled(private.BaseIterator):  # type: ignore[misc]
 
 
 class Inline(_Unprofiled, private.InlineIterator):  # type: ignore[misc]
-    """The iterator of a loader without workers, which runs torch's own loop in the caller's process."""
+    """The iterator of a loader without workers. Runs torch's own loop in the caller's process."""
 
     _sampler_iter: Any
 
@@ -79,7 +79,7 @@ class Inline(_Unprofiled, private.InlineIterator):  # type: ignore[misc]
         fetcher = self._dataset_fetcher
         fetcher.collate_fn = explained if fetcher.collate_fn is default_collate else with_tensors(fetcher.collate_fn)
         if self._cursor.is_stream:
-            # Its StopIteration would look like the stream's end.
+            # A StopIteration from collate_fn would look like the stream's end.
             fetcher.collate_fn = never_ends(with_tensors(fetcher.collate_fn))
             self._cursor.open_stream(fetcher, getattr(loader, "batch_size", None) or 1)
 
@@ -120,7 +120,7 @@ class Inline(_Unprofiled, private.InlineIterator):  # type: ignore[misc]
 class Workers(_Unprofiled, private.WorkersIterator):  # type: ignore[misc]
     """The iterator of a loader with workers and torch's semantics.
 
-    Persistent workers live as long as the iterator; other workers live until the end of its epoch.
+    Persistent workers live as long as the iterator; other workers live until the end of the epoch.
     """
 
     _engine: Engine | None = None
@@ -188,10 +188,7 @@ class Workers(_Unprofiled, private.WorkersIterator):  # type: ignore[misc]
 
 
 class _ClosedBatches:
-    """The batches of a closed iterator, whose `next()` raises.
-
-    The garbage collector may close an iterator at any time.
-    """
+    """Replaces the batches of a closed iterator: `next()` raises an error."""
 
     def __next__(self) -> Any:
         raise RuntimeError("This iterator was closed. Call iter(loader) for a new one.")
@@ -232,7 +229,7 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
 
     @property
     def _workers(self) -> list[Any]:
-        """The last worker in each seat, dead or alive."""
+        """The most recent worker in each seat, dead or alive."""
         return [self._handles[seat] for seat in sorted(self._handles)]
 
     def _shutdown_workers(self) -> None:
@@ -251,7 +248,7 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
 
 
 def _except(keys: Iterator[Any], first: int, beyond: Collection[int]) -> Iterator[Any]:
-    """Returns the keys from step `first` on, without the steps in `beyond`, which were handed out already."""
+    """Returns the keys of the steps from `first` on, without those in `beyond`, which have been handed out."""
     steps = zip(count(first), keys, strict=False)  # not a generator, which an exception of the sampler would end
     return map(itemgetter(1), filter(lambda step: step[0] not in beyond, steps))
 

@@ -395,7 +395,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _is_accelerate_prepared(self) -> bool:
         """Returns False, and warns if accelerate is about to make a loader that uses torch's engine.
 
-        accelerate reads this attribute before it makes a torch loader from this one.
+        accelerate reads this attribute before it makes a torch loader from this loader.
         """
         if not enable._on and not self._given:
             warn_once(self, "accelerate makes a torch loader from it, so call penstock.torch.enable() first")
@@ -410,18 +410,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
 
 def _is_planned(dataset: Any) -> bool:
-    """True for a mixture, and for packed rows."""
+    """True for mixtures and packed rows."""
     return _has_own_order(dataset) or method_of(dataset, "__windows__") is not None
 
 
 def _varies(dataset: Any) -> bool:
-    """True if the number of samples differs by epoch."""
+    """True if the number of samples may differ between epochs."""
     mixture = method_of(dataset, "__mixture__")
     return method_of(dataset, "__windows__") is not None or (mixture is not None and isinstance(mixture.stop, str))
 
 
 def _has_own_order(dataset: Any) -> bool:
-    """True for a mixture, and for rows that are packed from one."""
+    """True for mixtures, and for rows that are packed from a mixture."""
     packed = method_of(dataset, "__windows__") is not None
     return method_of(dataset.documents if packed else dataset, "__order__") is not None
 
@@ -456,7 +456,7 @@ def _by_tokens(dataset: Any, order: dict[str, Any], given: Given, collate_fn: An
 
 
 def _is_sequential(sampler: Any, batch_sampler: Any) -> bool:
-    """True if the sampler, or the sampler of the batch sampler, is sequential, as in a loader for predictions."""
+    """True if the sampler (or the batch sampler's sampler) is sequential, as in a loader for predictions."""
     within = getattr(batch_sampler, "_batch_sampler", batch_sampler)  # Lightning wraps it for predictions
     sampler = getattr(within, "sampler", None) if sampler is None else sampler
     return isinstance(sampler, torch.utils.data.SequentialSampler)
@@ -489,7 +489,10 @@ def _kind_of_iterator(kind: type, loader: Any) -> type:
 
 
 def _new(kind: type, *args: Any, **kwargs: Any) -> Any:
-    """Replaces `__new__` of torch's iterators, so that `enable()` and adopted loaders get penstock's iterators."""
+    """Replaces `__new__` of torch's iterators, so that torch loaders can get penstock's iterators.
+
+    A torch loader gets penstock's iterators if the loader is adopted (see `adopt`), or if `enable()` is in effect.
+    """
     loader: Any = args[0] if args else kwargs.get("loader")
     is_adopted = not isinstance(loader, DataLoader) and adopt(loader)
     if not is_adopted:
@@ -537,8 +540,9 @@ setattr(DataLoader, private.ITERATOR_METHOD, _iterate)
 class enable:
     """Makes every torch loader in this process use penstock's engine from now on.
 
-    As a context manager, it restores the previous setting at the end of the block. Calling it twice has no further
-    effect. A loader that has its own iterator class keeps torch's engine, and one warning per loader class says so.
+    As a context manager, `enable()` restores the previous setting at the end of the block. A second call has no
+    further effect. A loader that has its own iterator class keeps torch's engine, and one warning per loader class
+    says so.
 
     >>> import penstock.torch
     >>> with penstock.torch.enable():

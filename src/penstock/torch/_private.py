@@ -1,6 +1,6 @@
 """The private names of torch that penstock uses, except for those in `_collate.py` and `_tensors.py`.
 
-`tests/parity/test_private.py` fails when torch moves one of them.
+`tests/parity/test_private.py` fails when torch moves one of these names.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Keeps penstock's arguments when another library rebuilds one of our loaders from its attributes.
+"""Keeps penstock's arguments when another library rebuilds one of our loaders from the loader's attributes.
 
 accelerate, Ray Train and Opacus create a loader of torch's class from the attributes that torch's constructor has
 set, and would drop every argument that only penstock has. Lightning creates a loader of the same class from
-`vars(loader)`. All of them pass on `timeout`, so the arguments travel with `timeout`, as a number that also holds a
-`Given`. A loader created with such a number uses penstock's iterators with these arguments, or raises an error.
+`vars(loader)`. All of these libraries pass on `timeout`. So `timeout` is a number that also carries penstock's own
+arguments, as a `Given`. A loader created with such a `timeout` uses penstock's iterators or raises an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEFAULTS: dict[str, Any] = {
     **{name: option.default for name, option in OPTIONS.items() if option.face is Face.OURS},
     **{name: None for name in arguments() if name not in inspect.signature(DataLoader.__init__).parameters},
 }
-"""Maps each argument that torch's constructor does not have to its default value."""
+"""The default values of penstock's own arguments, which torch's constructor does not have."""
 
 
 def is_default(name: str, value: object) -> bool:
@@ -35,7 +35,7 @@ def is_default(name: str, value: object) -> bool:
 
 @dataclass(frozen=True)
 class Given:
-    """The arguments of a loader that torch's constructor does not have, without those with default values.
+    """A loader's arguments that torch's constructor does not have. Default values are left out.
 
     `auto` holds the names of the settings that penstock tunes. `by_blocks` is True for `shuffle="blocks"`.
     `own_order` is True if no sampler was given.
@@ -48,9 +48,9 @@ class Given:
     own_order: bool
 
     def split(self) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
-        """Returns three dicts: penstock's arguments with defaults, the "auto" settings, and those of block shuffling.
+        """Returns three dicts: penstock's arguments (with defaults), "auto" settings, and block-shuffling settings.
 
-        `dtype` and `casting` are not among them, because `cast` holds them.
+        `dtype` and `casting` are left out, because `cast` holds both settings.
         """
         ours = {name: self.arguments.get(name, default) for name, default in DEFAULTS.items()}
         window = ours.pop("window")
@@ -68,7 +68,7 @@ class Given:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """The arguments as messages show them: without `lengths`, which may be long."""
+        """The arguments to show in messages: all but `lengths`, which may be long."""
         return {name: value for name, value in self.named.items() if name != "lengths"}
 
     def __bool__(self) -> bool:
@@ -79,8 +79,6 @@ class Given:
 
 
 class _Number:
-    """A number that also carries a loader's arguments."""
-
     given: Given
 
 
@@ -93,7 +91,7 @@ class _Seconds(_Number, float):
 
 
 def with_given(timeout: Any, given: Given) -> Any:
-    """Returns `timeout` as a number that carries the arguments, or as a plain number if there are none."""
+    """Returns `timeout` as a number that carries `given`, or as a plain number if `given` is empty."""
     if not isinstance(timeout, (int, float)) or isinstance(timeout, bool):
         return timeout
     whole = isinstance(timeout, int)

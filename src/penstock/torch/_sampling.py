@@ -1,4 +1,4 @@
-"""Reads the keys of one epoch from a torch loader's sampler, and saves random states to draw the same keys again."""
+"""Reads the keys of an epoch from a torch loader's sampler. Saves random states, for resuming with the same keys."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _TORCHS = {*_RANDOM, SequentialSampler, data.DistributedSampler}
 
 
 def sampler_of(loader: Any) -> Any:
-    """Returns the user's own batch sampler, or the loader's sampler of single keys if there is none."""
+    """Returns the user's own batch sampler or, without a batch sampler, the loader's sampler of single keys."""
     index = loader._index_sampler
     return index.sampler if type(index) is BatchSampler else index
 
 
 class Sampling:
-    """One pass over the sampler. It has the keys of each step, beginning with the first step not handed out yet.
+    """One pass over the sampler, from the first step that has not yet been handed out.
 
     A sampler with a state starts from the mark in `progress`, which comes from a resume state or from the end of the
-    last epoch.
+    previous epoch.
     """
 
     def __init__(self, loader: Any, progress: Progress) -> None:
@@ -63,8 +63,8 @@ class Sampling:
         self._reading = Restored(self.sampler)
         self._marks: dict[int, bytes | None] = {}  # of the steps that were drawn and not handed out
         self._is_over = False
-        self._last = -1  # the number of steps, when the sampler has ended
-        self.end: bytes | None = None  # the mark that the next epoch starts from, when the sampler has ended
+        self._last = -1  # the number of steps, once the sampler has ended
+        self.end: bytes | None = None  # the mark that the next epoch starts from, once the sampler has ended
 
     @property
     def about(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Sampling:
 
     @property
     def draws_from(self) -> set[str]:
-        """The names of the global generators that the sampler may still use: none after it has drawn its keys."""
+        """The names of the global generators that the sampler may still use. Empty once the keys have been drawn."""
         if self.origin is not None or type(self.sampler) in (list, tuple, range):
             return set()
         if not self._is_torchs:
@@ -101,10 +101,7 @@ class Sampling:
 
     @property
     def given(self) -> list[str]:
-        """The states that `generators` had before the sampler drew its keys.
-
-        If no pass is active, these are the current states.
-        """
+        """The states of `generators` before the sampler drew its keys, or the current states if no pass is active."""
         given = self._given
         if given is None or self._progress.steps == self._last:
             return texts_of(self.generators)
@@ -117,19 +114,19 @@ class Sampling:
         return self._marks.pop(step, None)
 
     def restore(self) -> None:
-        """Restores the state that a sampler had when the last epoch ended. Random generators keep their states."""
+        """Restores the state that the sampler had when the previous epoch ended. Random generators are unchanged."""
         mark = opened(self._progress.begin.mark)
         if mark is not None and not mark.at_end and mark.kept:
             with_loan(TemporaryStates({}, self.generators), self._reading.prepare, mark)
 
     def prepare(self) -> None:
-        """Saves the random states before torch calls `iter()` on the sampler, which may draw numbers."""
+        """Saves the random states. Must be called before `iter(sampler)`, because that may draw random numbers."""
         if not self._batched and not self._is_torchs:
             self._before = take_states()
             self._given = [each.get_state() for each in self.generators]
 
     def fresh(self, begun: Iterator[Any]) -> Iterator[Any]:
-        """Returns the keys of a whole epoch. `begun` is the iterator that torch has created over its sampler."""
+        """Returns the keys of a whole epoch. `begun` is the iterator that torch has created over the sampler."""
         if inspect.isgenerator(begun) and inspect.getgeneratorstate(begun) != inspect.GEN_CREATED:
             return begun  # SpeechBrain patches torch's constructor, which has then skipped steps
         if not self._has_drawn(begun):
@@ -138,7 +135,7 @@ class Sampling:
         return self._marked(begun) if self._has_state(begun) else begun
 
     def _from_first(self, begun: Iterator[Any]) -> Iterator[Any]:
-        """Does the same as `fresh` when the first keys are requested, because the sampler then draws its numbers."""
+        """Does the work of `fresh` for a sampler that draws random numbers only when its first keys are requested."""
         self._given = [each.get_state() for each in self.generators]
         self._note({})
         if self._is_torchs:
@@ -166,7 +163,7 @@ class Sampling:
             self._origin["epoch"] = epoch
 
     def resumed(self, begun: Iterator[Any], saved: LoadedState) -> Iterator[Any]:
-        """Returns the keys of the rest of an epoch. Continues from a saved position, or draws all keys again."""
+        """Returns the remaining keys of an epoch, from a saved position or by drawing all keys again."""
         self._origin, self._given, mark = dict(saved.origin or {}), [*saved.given], opened(self._progress.begin.mark)
         if mark is not None and mark.kept and not mark.at_end:
             mark = None  # `restore` has used it
@@ -177,7 +174,7 @@ class Sampling:
         return map(_next_of, repeat(rest))
 
     def _rest(self, begun: Iterator[Any], states: dict[str, Any], mark: Mark | None) -> Iterator[Any]:
-        """Does the same as `resumed`, but asks the sampler for its first keys immediately."""
+        """Does the work of `resumed` when the first keys are requested."""
         if self._origin is not None and "epoch" in self._origin:
             self.sampler.set_epoch(self._origin["epoch"])
         return with_loan(TemporaryStates(states), self._open_rest, begun, mark)
@@ -198,7 +195,7 @@ class Sampling:
         return self._marked()
 
     def _has_drawn(self, begun: Iterator[Any]) -> bool:
-        """True if `iter()` on the sampler may already have drawn random numbers. Only a user's sampler does this."""
+        """True if `iter(sampler)` may already have drawn random numbers. Only users' own samplers do so."""
         return not (self._batched or self._is_torchs or inspect.isgenerator(begun))
 
     def _steps(self, keys: Iterator[Any]) -> Iterator[Any]:
@@ -209,7 +206,7 @@ class Sampling:
         return has_state(self.sampler) or has_state(source)
 
     def _marked(self, source: Iterator[Any] | None = None) -> Iterator[Any]:
-        """Returns the steps of a sampler with a state. Keeps its position for each step until it is handed out."""
+        """Returns the steps of a sampler with a state. Keeps the mark of each step until the step is handed out."""
         if source is not None:
             self._reading.begin(source)
         return Calls(self._marked_step, self._progress.steps)
@@ -242,7 +239,7 @@ class Sampling:
 
 
 class Sealed(NamedTuple):
-    """The keys of a batch as an array of int64, as they are sent to a worker."""
+    """The keys of a batch as an int64 array, ready to be sent to a worker."""
 
     keys: NDArray[np.int64]
 
@@ -254,8 +251,9 @@ _ORDERS = {RandomSampler: RandomSampler.__iter__, SequentialSampler: SequentialS
 def in_arrays(index: Any, begun: Iterator[Any]) -> Iterator[Any]:
     """Returns the batches of a torch BatchSampler as `Sealed` keys, which saves 0.4 us for each key.
 
-    The keys are drawn as torch draws them. `begun` is torch's iterator over the batches. It is returned unchanged for
-    other samplers, or if the program has replaced one of torch's methods, or has already read from the iterator.
+    The keys are drawn as torch draws them. `begun` is torch's iterator over the batches. `begun` is returned
+    unchanged if the sampler is of another class, if the program has replaced one of torch's methods, or if the
+    program has already read from `begun`.
     """
     fresh = inspect.isgenerator(begun) and inspect.getgeneratorstate(begun) == inspect.GEN_CREATED
     if not fresh or type(index) is not BatchSampler or BatchSampler.__iter__ is not _STEPS:
@@ -307,7 +305,7 @@ def _from(sampler: Any, seed: int | None, skip: int) -> Iterator[Any]:
 def _shuffled(n: int, generator: torch.Generator, skip: int) -> Iterator[int]:
     """Yields the keys of torch's RandomSampler, without the first `skip` keys.
 
-    At the end it draws and ignores a permutation, as torch does, so that the generator ends in the same state.
+    At the end, draws and discards a permutation, as torch does, so that the generator ends in the same state.
     """
     yield from torch.randperm(n, generator=generator)[skip:].tolist()
     torch.randperm(n, generator=generator)
@@ -318,7 +316,7 @@ def _next_of(make: Callable[[], Iterator[Any]]) -> Any:
 
 
 def _passed(steps: Iterator[Any], skip: int) -> Iterator[Any]:
-    """Skips `skip` steps. If `skip` is 0, reads one step in advance, so that the sampler draws its numbers now."""
+    """Skips `skip` steps. If `skip` is 0, reads one step in advance, to make the sampler draw its numbers."""
     for _ in range(skip):
         with suppress(Exception):  # it was raised before the state was taken
             next(steps, None)
@@ -338,12 +336,12 @@ def _raise(error: Exception) -> NoReturn:
 
 
 def text_of(state: Any) -> str:
-    """Encodes a generator's state (a tensor or an array) as text. The state of torch's generator takes 5 KB."""
+    """Encodes a generator's state (a tensor or an array) as text."""
     return b64encode(np.asarray(state).tobytes()).decode()
 
 
 def tensor_of(text: str) -> torch.Tensor:
-    """Converts a result of `text_of` back to a tensor. A damaged text may raise any type of exception."""
+    """Converts a result of `text_of` back to a tensor. May raise any type of exception if the text is damaged."""
     return torch.frombuffer(bytearray(b64decode(text, validate=True)), dtype=torch.uint8)
 
 
@@ -385,17 +383,17 @@ def take_states(names: Iterable[str] = _GLOBALS) -> dict[str, Any]:
 
 
 def parse_states(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Decodes states from `take_states` for `TemporaryStates`. A damaged state may raise any type of exception."""
+    """Decodes states from `take_states` for `TemporaryStates`. May raise any exception if a state is damaged."""
     states = {name: kind.parse(plain[name]) for name, kind in _GLOBALS.items() if name in plain}
     with_loan(TemporaryStates(states), bool)  # raises if one is damaged
     return states
 
 
 class TemporaryStates:
-    """A loan for `with_loan`, which sets global random generators to `states`.
+    """A loan (see `with_loan`) that sets global random generators to `states`.
 
-    At its end, the global generators and those in `given` get their earlier states back. There is one exception: a
-    state that the user's `load_state_dict` has set during the loan is kept (see `Restored`).
+    When the loan ends, the global generators and the generators in `given` get their earlier states back. There is
+    one exception: a global state that the user's `load_state_dict` has set during the loan is kept (see `Restored`).
     """
 
     _begun: ClassVar[list[TemporaryStates]] = []
@@ -423,17 +421,17 @@ class TemporaryStates:
 
     @classmethod
     def keep(cls, states: Mapping[str, Any]) -> None:
-        """Sets the states that the global generators will have after the current loans end."""
+        """Sets the states that the global generators will have when the current loans end."""
         for loan in cls._begun:
             loan._before |= states
 
 
 class Ahead:
-    """Random states to resume an epoch whose base seed or order was not drawn yet.
+    """Random states for resuming an epoch whose base seed or order is still to be drawn.
 
-    Both are then drawn from these states, without changing the caller's generators. If the caller's generators
-    already have these states, no Ahead is created: the loader then uses and advances the caller's generators, as
-    torch does.
+    The base seed or the order is drawn from these states, without changing the caller's generators. If the caller's
+    generators already have these states, no Ahead is created: the loader then uses and advances the caller's
+    generators, as torch does.
     """
 
     def __init__(self, states: dict[str, Any]) -> None:
@@ -441,15 +439,15 @@ class Ahead:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Ahead | None:
-        """Returns an Ahead for a result of `take_states`, or None if the global generators have these states."""
+        """Returns an Ahead for the result of `take_states`, or None if the generators already have these states."""
         return None if take_states(plain) == dict(plain) else cls(parse_states(plain))
 
     def lent(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Calls `work(*args)` with the global generators in these states, and keeps their new states here."""
+        """Calls `work(*args)` with the global generators set to `states`. Then saves the generators' new states."""
         return with_loan(_Continued(self), work, *args)
 
     def steps(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """Returns `steps`, but reads the first step with these states, because the sampler then draws its order."""
+        """Returns an iterator over `steps`. The first step draws the order from the random states of this object."""
         return map(partial(self._next, steps), count())
 
     def _next(self, steps: Iterator[Any], number: int) -> Any:
@@ -470,7 +468,7 @@ class _Continued(TemporaryStates):
 
 
 class Restored(Reading):
-    """A `Reading` that may load states of global generators. A `TemporaryStates` loan does not undo this."""
+    """A `Reading` whose `restore` may set the global generators. A `TemporaryStates` loan keeps the new states."""
 
     def restore(self, part: Any, state: Any) -> None:
         before = take_states()

@@ -1,4 +1,4 @@
-"""torch's semantics: the rules, and the sessions of the loaders (penstock's or torch's own) that follow them."""
+"""torch's semantics, and the sessions of loaders with torch's semantics."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SHOWN = [name for name in shown_names() if OPTIONS[name].face.is_theirs]
 
 
 class TorchSession(Session):
-    """The session of a loader with torch's semantics. It copies settings, because it may not refer to the loader."""
+    """The session of a loader with torch's semantics. Copies settings, but keeps no reference to the loader."""
 
     def __init__(self, loader: Any) -> None:
         self._shown: dict[str, Any] = {}
@@ -84,7 +84,7 @@ def stats(loader: Any) -> Stats:
 class TorchSemantics:
     """torch's rules: each worker has its own steps, its own random generators and its own copy of the dataset.
 
-    An instance is created for each epoch and is not kept, because it refers to the loader. `iterator` is torch's
+    Each epoch has its own instance. Instances are not kept, because they refer to the loader. `iterator` is torch's
     iterator, which holds the base seed of the workers.
     """
 
@@ -121,9 +121,9 @@ class TorchSemantics:
         return Assigned(window=window, workers=workers, in_order=loader.in_order, once=once)
 
     def backend(self, job: Job) -> Backend:
-        """Returns a backend with torch's start method, or a safe one.
+        """Returns a backend with torch's start method.
 
-        The safe method is used if a library fails in a forked child and the dataset can be pickled.
+        If a library would fail in a forked child, a safe start method is used, provided that the job can be pickled.
         """
         context = self._loader.multiprocessing_context
         if context is None or isinstance(context, ModuleType):  # fastai gives `multiprocessing` itself
@@ -137,7 +137,7 @@ class TorchSemantics:
         return {}  # nothing is bundled, retried or read ahead of the epoch
 
     def run(self, session: Session) -> Run:
-        """Returns a run over the steps not handed out yet. torch has already called `iter()` on the sampler."""
+        """Returns a run over the remaining steps. torch has already called `iter()` on the sampler."""
         cursor = self._cursor
         begun = self._iterator._sampler_iter
         if cursor.is_stream:
@@ -160,7 +160,7 @@ def delivery(iterator: Any) -> Callable[[Any], Any] | None:
 
 
 class TorchReader(Reader):
-    """Reads one epoch for an iterator that owns its workers, and stops them at its end unless they are persistent.
+    """Reads one epoch for an iterator that owns the workers. Stops non-persistent workers when the epoch ends.
 
     This class has no finalizer, because the iterator has one, and an interrupt in a nested finalizer may be lost.
     """

@@ -12,7 +12,7 @@ import torch.utils.data
 
 @dataclass(frozen=True)
 class LoaderUse:
-    """How often loaders of one class have begun to iterate, and on which engine.
+    """How many iterations over loaders of one class have begun on each engine.
 
     `on_torch` counts iterators, so a torch loader with persistent workers counts only once. `reason` says why
     penstock's engine was not used.

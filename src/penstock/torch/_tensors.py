@@ -4,9 +4,9 @@ penstock's core does not import torch; it calls torch only through `GUEST`.
 
 A tensor in a slab (shared memory for one batch) is opened through numpy: its storage refers to an array over the
 tensor's own bytes, and that array refers to the slab's root array. Everything that shares the storage (slices,
-`.numpy()`, DLPack) therefore keeps the slab in use, and an operation that moves the storage (`share_memory_()`)
-releases it. Each tensor has its own storage, so saving one tensor does not save its neighbours, and autograd does not
-mistake a change of one tensor for a change of another.
+`.numpy()`, DLPack) therefore keeps the slab in use. An operation that moves the storage (`share_memory_()`)
+releases the slab. Each tensor has its own storage, so saving one tensor does not save its neighbours, and autograd
+does not mistake a change to one tensor for a change to another tensor.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NATIVE: dict[torch.dtype, np.dtype[Any]] = {
     )
     if hasattr(torch, name)
 }
-"""The torch dtypes that numpy has too. Tensors of other dtypes are stored as integers of the same size."""
+"""The torch dtypes that numpy also has. Tensors of other dtypes are stored as integers of the same size."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _IN_BAND = 1024  # bytes: copying a smaller buffer is faster than looking it up
@@ -52,7 +52,7 @@ def blank(shape: Shape, dtype: torch.dtype, empty: Empty) -> torch.Tensor:
 
 
 def native(shape: Shape, dtype: np.dtype[Any], root: Any, at: int) -> torch.Tensor:
-    """Returns a tensor view of `root`, from the byte offset `at` on, with a dtype that numpy has."""
+    """Returns a tensor view of `root` starting at byte `at`, with a dtype that numpy has."""
     tensor = torch.from_numpy(np.ndarray(shape, dtype, root, at))
     # `root` is shared memory, but `Tensor.is_shared()` knows only memory that torch itself has mapped. An attribute
     # of the storage, which all views of the tensor have in common, hides torch's method. It costs 0.6 us.
@@ -65,7 +65,7 @@ def _is_shared() -> bool:
 
 
 def reinterpreted(shape: Shape, dtype: torch.dtype, root: Any, at: int) -> torch.Tensor:
-    """Returns a tensor view of `root`, from the byte offset `at` on, with a dtype that numpy lacks."""
+    """Returns a tensor view of `root` starting at byte `at`, with a dtype that numpy lacks."""
     return native(shape, NATIVE[_INTEGERS[dtype.itemsize]], root, at).view(dtype)
 
 
@@ -93,7 +93,7 @@ def store(tensor: torch.Tensor, writer: Writer) -> Spot | None:
 
 
 def reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Pickles a tensor inside another object, as `__reduce_ex__` does. Its bytes are pickled out of band."""
+    """Reduces a tensor for pickling, like `__reduce_ex__`. The tensor's bytes are pickled out of band."""
     described = None if tensor.__dict__ else _describe(tensor)
     if described is None:
         if tensor.requires_grad and not tensor.is_leaf:
@@ -120,7 +120,7 @@ def _quietly(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def cast(tensor: torch.Tensor, field: FieldCast, empty: Empty) -> torch.Tensor:
-    """Returns the tensor in the field's dtype, in memory from `empty` if possible, or the unchanged tensor."""
+    """Converts the tensor to the field's dtype, if any. Uses memory allocated by `empty` where possible."""
     known = NATIVE.get(tensor.dtype)
     kind = "f" if tensor.is_floating_point() else "" if known is None else known.kind
     name = field.wanted(kind, "a tensor of ", tensor.dtype)
@@ -152,7 +152,7 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _storage_reducer() -> Reduce:
-    """Returns a reducer for one pickle. Memory that several tensors share is pickled once, out of band."""
+    """Returns a reducer for a single pickle. Memory shared by several tensors is pickled only once, out of band."""
     of_memory: dict[int, Any] = {}
 
     def reduce_storage(storage: Any) -> Any:
@@ -186,7 +186,7 @@ def rebuild_storage(first: Any, dtype: torch.dtype) -> Any:
 
 
 def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: bool) -> torch.Tensor:
-    """Makes a sparse tensor from its parts. torch's own function would keep every tensor in a list."""
+    """Makes a sparse tensor from its parts. torch's own function would keep every tensor alive in a list."""
     if layout is torch.sparse_coo:
         *given, is_coalesced = parts
         made = torch.sparse_coo_tensor(*given, is_coalesced=is_coalesced, check_invariants=False)
@@ -196,7 +196,7 @@ def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: 
 
 
 def _describe(tensor: torch.Tensor) -> tuple[MakeLeaf, Shape, Any, torch.Tensor] | None:
-    """Splits a tensor into a MakeLeaf, its shape, dtype and bytes. Returns None if only torch can pickle it."""
+    """Returns a MakeLeaf and the tensor's shape, dtype and bytes, or None if only torch can pickle the tensor."""
     plain = tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_nested
     if not plain or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
         return None

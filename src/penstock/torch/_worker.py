@@ -34,14 +34,14 @@ from penstock.torch._sampling import Sealed
 from penstock.worker_info import WorkerInfo
 
 Resumed = tuple[Mark | None, int]
-"""A worker's position in a resume state: its last mark (a saved position) and the number of batches after it."""
+"""A worker's position in a resume state: the last mark (a saved position), and the number of batches after it."""
 
 
 class Replica:
     """Runs a worker's tasks as torch's workers do. Implements `TaskRunner`, as penstock's `Runner` does.
 
-    If the dataset has a state, each result is sent with a mark. For a stream, only every `marks`-th batch has one. If
-    `marks` is 0, no marks are sent.
+    If the dataset has a state, results are sent with marks (saved positions). For a stream, every `marks`-th batch
+    has a mark. For any other dataset, every result has a mark. If `marks` is 0, no marks are sent.
     """
 
     def __init__(self, job: Job, who: str, stream: bool, marks: int, resumed: Sequence[Resumed]) -> None:
@@ -62,7 +62,7 @@ class Replica:
         self._gather = TensorGather(job, seeded=False, late=True) if gathers else None
 
     def begin(self, seat: int, *, alone: bool) -> None:
-        """Seeds the generators once for all tasks, as torch does. Random numbers thus depend on earlier tasks."""
+        """Seeds the generators once per worker, as torch does. Random numbers thus depend on earlier tasks."""
         job = self._job
         self._seat = seat
         self._resumed = self._all_resumed[seat] if self._all_resumed else None
@@ -126,7 +126,7 @@ class Replica:
             raise
 
     def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
-        """Returns the outcome of a failed task. Raises errors such as SystemExit again, to end the worker."""
+        """Returns the outcome of a failed task. Re-raises errors such as SystemExit, to end the worker."""
         error = ordinary(error)
         if not isinstance(error, Exception):
             raise error
@@ -149,7 +149,7 @@ class Replica:
         return dumps(TorchFailure(body, text, errored.where))
 
     def _fetch(self, task: Task, empty: Empty) -> tuple[Any, int] | Gathered:
-        """Returns the samples of a step and the number of samples, or the whole batch if the dataset gathers it."""
+        """Returns the samples of a step and their number, or the whole batch if the dataset gathers batches."""
         dataset = self._job.dataset
         if self._resumed is not None:
             (mark, _), self._resumed = self._resumed, None
@@ -191,7 +191,7 @@ class Replica:
         return sample
 
     def _pull(self, task: Task) -> tuple[Any, int] | None:
-        """Returns the next samples of the stream and the number of samples, or None at the stream's end."""
+        """Returns the next samples of the stream and their number, or None at the stream's end."""
         count = task.keys if self._job.batched else 1
         if task.run != self._stream_run:
             self._open_stream(task.run, count)
@@ -218,7 +218,7 @@ class Replica:
 
 
 class TorchFailure(NamedTuple):
-    """A worker's exception, wrapped by torch. It keeps its type, and its text includes the worker's traceback."""
+    """A worker's exception, wrapped by torch. The type is kept, and the text includes the worker's traceback."""
 
     wrapped: bytes  # pickled; empty if the exception cannot be pickled
     text: str
@@ -240,7 +240,7 @@ class TorchFailure(NamedTuple):
 
 
 def sealed(keys: Any) -> Any:
-    """Packs the keys of a batch for sending. `_keys` unpacks exactly the keys that the sampler yielded."""
+    """Packs the keys of a batch for sending, so that `_keys` can return exactly what the sampler yielded."""
     if type(keys) is Sealed:
         return keys.keys
     return keys if type(keys) is list and set(map(type, keys)) == {int} else (keys,)

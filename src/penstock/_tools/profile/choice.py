@@ -1,10 +1,10 @@
-"""Decides what `penstock profile` tries next and what it recommends, by pure functions of the trials so far.
+"""Decides what `penstock profile` tries next and what it recommends. All functions here are pure.
 
 The trials are, in this order:
 
     1  the plain loop, without workers
-    2  two threads and two processes, and then twice as many of each as long as that is faster
-    3  50 % more and 25 % fewer workers than the best number so far (if that is 2, only 1 worker)
+    2  two threads and two processes; each number is then doubled repeatedly, until doubling no longer helps
+    3  25 % fewer and 50 % more workers than the best number so far; if the best number so far is 2, only 1 worker
 
 If processes are not faster than the same number of threads, larger numbers of processes are tried only above the
 number at which threads stop scaling. For a stream with one reader, only one thread and one process are tried. As soon
@@ -21,19 +21,19 @@ from penstock._system.platform import HAS_PROCESSES
 from penstock.stats._units import count, seconds, share
 
 HELPS = 1.1
-"""More workers are tried if the last ones made loading this many times faster. Timings vary by a few percent."""
+"""Only a speedup by more than this factor counts, because timings vary by a few percent."""
 
 SCALES = 0.8
-"""Threads scale while the rate per thread is at least this share of the rate per thread in their first trial."""
+"""Threads count as scaling if their rate per thread exceeds this share of the first threaded trial's."""
 
 AS_GOOD = 0.95
-"""A trial with at least this share of the best rate counts as equally fast, so that fewer workers are preferred."""
+"""A trial with at least this share of the best rate counts as equally fast. Fewer workers are then preferred."""
 
 NOT_WAITING = 0.01
-"""The training loop is the bottleneck if it waits for data during less than this share of the time."""
+"""The training loop is the bottleneck if it waits for data for less than this share of the time."""
 
 SHORT = 0.001
-"""If loading a batch takes less than this many seconds, workers that load during the training step gain nothing."""
+"""If the plain loop loads a batch in less than this many seconds, loading during the training step gains nothing."""
 
 
 class Choice(NamedTuple):
@@ -78,7 +78,7 @@ def next_choice(done: Sequence[Trial], limits: Limits) -> Choice | None:
 
 
 def _wanted(done: Sequence[Trial], limits: Limits) -> Iterator[Choice]:
-    """Yields the settings to try, most important first, including some that were tried already."""
+    """Yields the settings to try, most important first, including some that have already been tried."""
     rates = {trial.choice: trial.rate for trial in done}
     enough = any(trial.waiting < NOT_WAITING for trial in done)
     begin = 1 if limits.one_reader else min(2, limits.most)
@@ -96,7 +96,7 @@ def _wanted(done: Sequence[Trial], limits: Limits) -> Iterator[Choice]:
 
 
 def _more(rates: dict[Choice, float], most: int) -> Iterator[Choice]:
-    """Yields settings for threads, then for processes. Doubles the number of workers as long as that helps."""
+    """Yields settings for threads, then for processes, doubling the number of workers as long as that helps."""
     begin = min(2, most)
     for kind in _KINDS:
         workers, before = begin, rates[INLINE]
@@ -111,13 +111,13 @@ def _more(rates: dict[Choice, float], most: int) -> Iterator[Choice]:
 
 
 def _scales(rates: dict[Choice, float], workers: int, begin: int) -> bool:
-    """True if `workers` threads are almost as fast, per thread, as `begin` threads."""
+    """True if threads scale from `begin` to `workers`: the rate per thread stays almost the same."""
     first = rates.get(Choice("thread", begin), 0.0) / begin
     return rates.get(Choice("thread", workers), 0.0) / workers > SCALES * first
 
 
 def _best(done: Sequence[Trial]) -> Trial:
-    """Returns the fastest trial. Among equally fast ones, prefers fewer workers, and threads to processes."""
+    """Returns the fastest trial. Among equally fast ones, prefers fewer workers, then threads over processes."""
     fastest = max(trial.rate for trial in done)
     as_good = [trial for trial in done if trial.rate >= AS_GOOD * fastest]
     return min(as_good, key=lambda trial: (trial.choice.workers, trial.choice.backend == "process"))

@@ -31,7 +31,7 @@ from penstock.stats._units import count, seconds, share
 from penstock.stats._verdict import rule_of
 
 WARM = 0.25
-"""This share of each trial, at its beginning, is not counted, because the first batches were prefetched."""
+"""The share of a trial's time that is skipped at the start, because the first batches were prefetched."""
 
 Tell = Callable[[float], None]
 """A function that is called with the progress of a trial, from 0 to 1."""
@@ -41,7 +41,7 @@ TrialResults = dict[Choice, tuple[Trial, Stats | None]]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The settings of all trials. `seconds` is the length of a trial, and `step` of the simulated training step."""
+    """The settings of all trials. `seconds` is the length of a trial, and `step` of a simulated training step."""
 
     dataset: Any
     batch_size: int
@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _of_its_guest(subject: Subject, trials: Sequence[Trial]) -> Iterator[str]:
-    """Yields, for a torch dataset, the best settings for `penstock.torch`, which has no worker threads."""
+    """For a torch dataset, yields the best settings for `penstock.torch.DataLoader` (with worker processes)."""
     guest, best = guest_of(type(subject.dataset)), best_processes(trials)
     if guest is not None and best is not None:
         call = settings(best.choice, subject).replace("penstock.", f"penstock.{guest}.")
@@ -117,13 +117,13 @@ def _of_its_guest(subject: Subject, trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def _is_of_user(error: BaseException) -> bool:
-    """True if an error comes from the user's code, so that its traceback is worth showing."""
+    """True if an error comes from the user's code. If so, the user needs the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(not is_ours(frame.filename) for frame in frames) or error.__cause__ is not None
 
 
 def _check_page(path: str | None) -> None:
-    """Raises TargetError before the trials if the report cannot be written to `path`."""
+    """Raises TargetError if the report cannot be written to `path`."""
     if path is not None and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
         raise TargetError(f"--html is the path of a file in an existing folder, and {path} is not.")
 
@@ -134,7 +134,7 @@ def _limits(subject: Subject, most: int) -> Limits:
 
 
 def try_out(subject: Subject, choice: Choice, tell: Tell) -> tuple[Trial, Stats | None]:
-    """Runs one trial. An error is raised if there are no workers, and is otherwise part of the returned trial."""
+    """Runs one trial. If a trial with workers fails, the error is returned as part of the trial, not raised."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about more workers than processors
         loader = subject.loader(choice)

@@ -1,4 +1,4 @@
-"""Imports objects that are named on the command line, such as `module:dataset` or `train.py:dataset`."""
+"""Imports objects named on the command line, such as `module:dataset` or `train.py:dataset`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TargetError(Exception):
 
 
 def dataset(name: str) -> Any:
-    """Returns the dataset with this name. If it is a class or function, calls it without arguments."""
+    """Returns the dataset with this name. A class or function with this name is called without arguments."""
     found = target(name)
     if isinstance(found, (type, partial)) or inspect.isroutine(found):
         check_arguments(found, name)

@@ -53,7 +53,7 @@ _FORKED_BESIDE = (
 
 
 class ProcessBackend(Backend):
-    """Sends tasks in shared memory, and tokens and replies through pipes. Use `start` to create one."""
+    """Passes tasks in shared memory, and tokens and replies through pipes. Use `start` to create a backend."""
 
     shares_gauges = True  # workers write to them at any time, even while they are busy
     clock = staticmethod(time.monotonic)
@@ -135,7 +135,7 @@ class ProcessBackend(Backend):
         return self._launchers[-1].start(number)
 
     def _launch_by(self, method: str, number: int) -> WorkerProcess:
-        """Starts this worker and all later ones by another start method, with the dataset in its current state."""
+        """Makes `method` the start method, and starts a worker. Pickles the dataset in its current state."""
         known = len(self._launchers)
         try:
             Launcher(method, main, self._job(), self._theirs, among=self._launchers)
@@ -315,7 +315,7 @@ class ProcessBackend(Backend):
                     close(fd)
 
     def _send_tokens_again(self) -> None:
-        """Announces open tasks and exit requests again, because the tokens that a dead worker has read are lost."""
+        """Announces open tasks and exit requests again, because the tokens that a dead worker had read are lost."""
         tokens = self._theirs["tokens 0"]
         if not self._workers and select.select([tokens], [], [], 0)[0]:
             # No worker is left to read the tokens in the pipe. They are all sent again, so that the only reader of a
@@ -333,7 +333,7 @@ class ProcessBackend(Backend):
         return root
 
     def _read(self, everything: bool = False) -> list[Outcome] | None:
-        """Returns the outcomes in the pipe, None if the pipe was empty, or [] if it held only a wake-up."""
+        """Returns the outcomes in the pipe: [] if the pipe held only a wake-up, None if it was empty."""
         outcomes: list[Outcome] | None = None
         while True:
             try:

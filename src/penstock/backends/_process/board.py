@@ -1,22 +1,25 @@
 """The board: a table of tasks in shared memory, from which worker processes take tasks by themselves.
 
-A free worker need not wait for the parent, which may be busy with a training step, and a task never waits behind a
-slow one in the queue of a single worker.
+With the board, a free worker need not wait for the parent, which may be busy with a training step. And no task waits
+behind a slow task in the queue of one worker.
 
 - To post a task, the parent writes a notice (the task's record) into a slot, marks the slot OPEN, and sends a token
   (slot, seq) through a pipe that all workers read. Reading the token orders the parent's writes before the worker's
   reads, on any processor. Tokens are read in the order of posting; the only reader of a stream relies on this.
-- Only the claim decides which worker gets the task. It changes OPEN to CLAIMED under a record lock on one byte of the
-  board's file, which the kernel releases if the holder dies. The token of a rescinded task claims nothing, because
-  the slot is free or holds another seq, but its reader holds the lock for a moment. Therefore a claim waits for the
-  lock: if it gave up, the task would stay open without a token.
-- When a worker has died, the board shows which slot it had claimed. The parent sends tokens again for all open tasks,
-  in case the worker died after it had read a token.
-- A leave is a request that any one worker exits. A worker exits if more leaves are wanted than taken. It checks this
-  before it reads a token, so it never exits while it holds a token or a task. A token that names no task wakes a
-  waiting worker. Workers take leaves, and the parent withdraws them, under a lock. The board records who took one.
+- The worker that reads a token claims the task. A claim changes OPEN to CLAIMED under a record lock on one byte of
+  the board's file. The kernel releases the lock if the holder dies. If the task was rescinded, the claim fails,
+  because the slot is free or holds another seq. But even a failing claim holds the lock for a moment, and a second
+  worker may then want to claim the slot's new task. So claims wait for the lock. If the second claim gave up instead,
+  the new task would stay open without a token.
+- When a worker has died, the board shows which slot the worker had claimed. The parent sends tokens again for all
+  open tasks, in case the worker died after reading a token.
+- A leave is a request that any one worker exit. Before a worker reads a token, it compares the numbers of wanted and
+  taken leaves, and exits if more are wanted than taken. So a worker never exits while it holds a token or a task. A
+  token that names no task wakes a waiting worker. Leaves are taken and withdrawn under one lock. The board records
+  which workers took leaves.
 
-The file has far more slots than are ever used, but it is sparse: only pages that were written to take memory.
+The file has far more slots than are ever used. But the file is sparse: a page takes no memory until the first write
+to the page.
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ class Board:
         self._unused = iter(range(1, SLOTS))
 
     def post(self, *notice: int) -> int:
-        """Posts a task, given as the fields of its `Notice`, and returns the index of its slot."""
+        """Posts the task with these `Notice` fields. Returns the index of its slot."""
         slot = self._free.pop() if self._free else next(self._unused, _NO_SLOT)
         if slot == _NO_SLOT:
             raise InternalError(f"{SLOTS - 1} tasks are posted, and the board has no room for another.")
@@ -75,7 +78,7 @@ class Board:
         return slot
 
     def claim(self, slot: int, seq: int, worker: int) -> Notice | None:
-        """Claims the task `seq` for a worker. Returns its notice, or None if the task is no longer open."""
+        """Claims the task `seq` for a worker. Returns the task's notice, or None if the task is no longer open."""
         fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, slot)
         try:
             base = slot * _STRIDE
@@ -92,7 +95,7 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
 
     def rescind(self, slot: int) -> bool:
-        """Takes back an open task without waiting. Returns False if a worker has claimed it or is claiming it."""
+        """Takes back an open task. Never waits. Returns False if a worker has claimed, or is claiming, the task."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
         except OSError:
@@ -106,7 +109,7 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
 
     def void(self, slot: int) -> None:
-        """Marks the task as unwanted. The worker that runs it stops before the next step."""
+        """Marks the task as unwanted. The worker that runs the task stops before the next step."""
         self._memory[slot * _STRIDE + _VOID] = 1
 
     def clear(self, slot: int) -> None:
@@ -142,7 +145,7 @@ class Board:
         return self._words[_WANTED] - self._words[_TAKEN]
 
     def withdraw_leaves(self) -> int:
-        """Withdraws the open requests to exit. Returns their number, or 0 if a worker is accepting one now."""
+        """Withdraws and counts open exit requests. Does nothing and returns 0 while a worker is accepting one."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _NO_SLOT)
         except OSError:
@@ -173,7 +176,7 @@ class Board:
         return worker in self._words[_TAKERS:][: self._words[_TAKEN]]
 
     def end(self, worker: int) -> None:
-        """Records that a worker has finished its last task. The worker's exit functions may still run."""
+        """Records that a worker has finished its last task. The worker's exit functions may still be running."""
         self._memory[_ENDINGS + worker % SLOTS] = 1
 
     def is_ending(self, worker: int) -> bool:

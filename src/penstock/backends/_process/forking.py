@@ -1,11 +1,11 @@
-"""Decides whether this process may be forked, which is safe only while the process has a single thread.
+"""Decides whether this process may be forked. A fork is safe only while the process has a single thread.
 
-A fork copies one thread, but all locks and thread pools. A lock that another thread holds stays locked forever in the
-child, and a thread pool waits forever for threads that the child does not have.
+A forked child gets copies of all locks and thread pools, but only one thread: a copy of the one that called fork. A
+lock that another thread held stays locked forever in the child, and a thread pool waits forever for its threads.
 
-Counting threads is not enough: of two threads, one may be OpenBLAS's, which OpenBLAS stops before a fork, and the
-other libgomp's, which stays, and the system does not tell which library started a thread. So penstock makes a trial
-fork, whose child exits at once. Threads that still exist afterwards are those that a real fork would leave behind.
+Counting threads is not enough: OpenBLAS stops its threads before a fork, libgomp does not, and the system does not
+tell which library started a thread. So penstock makes a trial fork, whose child exits at once. The child of a real
+fork would lack the threads that survive the trial fork.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from penstock.backends._native_threads import stop_openblas
 # Libraries that refuse to work in a forked child, or do not work there, even if they have no threads yet.
 _NEVER_FORKED = ("jax", "jaxlib", "tensorflow", "grpc")
 
-# Seconds that a new thread of jemalloc has to take its name.
+# Seconds to wait for a new jemalloc thread to take its name.
 _NAMING = 0.1
 
-_PF_EXITING = 0x4  # Linux's flag of a thread that is exiting: it runs no more code of the program
+_PF_EXITING = 0x4  # Linux's flag for an exiting thread, which runs no more code of the program
 
-_Thread = tuple[int, int]  # its id and its start time, because the system reuses ids
+_Thread = tuple[int, int]  # thread id and start time, because the system reuses ids
 
 _stayed: frozenset[_Thread] = frozenset()  # the other threads that were still alive after the last trial
 
 
 def obstacle() -> str:
-    """Returns why this process must not be forked, such as "it has 2 other threads", or "" if it may be."""
+    """Returns why forking this process is unsafe (such as "it has 2 other threads"), or "" if forking is safe."""
     for name in _NEVER_FORKED:
         if name in sys.modules:
             return f"it has imported {name}"
@@ -47,7 +47,7 @@ def obstacle() -> str:
 
 
 def breaks_in_child() -> bool:
-    """True if a library is in use that fails or warns in a forked child: JAX, or numba with OpenMP threads."""
+    """True if the program uses a library that fails or warns in a forked child: JAX, or numba with OpenMP."""
     # Other libraries and threads are a risk too, but torch's own loader accepts that risk.
     return "jax" in sys.modules or "numba.np.ufunc.omppool" in sys.modules
 
@@ -57,7 +57,7 @@ def other_threads(count: int) -> str:
 
 
 def threads_beside() -> int:
-    """Returns the number of other threads in this process, which a forked child would lack."""
+    """Returns the number of threads that a forked child would lack."""
     try:
         return len(_others())
     except OSError:
@@ -65,18 +65,18 @@ def threads_beside() -> int:
 
 
 def _left_after_a_trial() -> frozenset[_Thread]:
-    """Returns the other threads that a fork would leave behind, or a dummy entry if they cannot be listed."""
+    """Returns the threads that a forked child would lack, or a dummy entry if threads cannot be listed."""
     global _stayed
     try:
         others = _others()
         if not others or others & _stayed:
             return others
-        stop_openblas()  # may make the trial unnecessary, which takes as long as a fork
+        stop_openblas()  # may save the trial, which takes as long as a fork
         if not _others():
             return frozenset()
         _fork_for_trial()
         _stayed = _others()
-        # jemalloc starts a new thread after a fork, which has no name of its own yet.
+        # After a fork, jemalloc starts a new thread, which at first has no name of its own.
         until = time.monotonic() + (_NAMING if "pyarrow" in sys.modules else 0)
         while _stayed and time.monotonic() < until:
             time.sleep(0.001)
@@ -87,7 +87,7 @@ def _left_after_a_trial() -> frozenset[_Thread]:
 
 
 def _others() -> frozenset[_Thread]:
-    """Returns the live threads except the caller's and those of jemalloc, which are harmless in a fork."""
+    """Returns the live threads except the calling one. Omits jemalloc's threads, which are harmless in a fork."""
     tasks = os.listdir("/proc/self/task")
     if len(tasks) == 1:
         return frozenset()
@@ -98,14 +98,14 @@ def _others() -> frozenset[_Thread]:
                 with open(f"/proc/self/task/{task}/stat") as file:
                     head, _, tail = file.read().rpartition(")")
                 fields = tail.split()
-                # A thread that was joined may still be listed for a while, exiting.
+                # A joined thread may still be listed for a while as it exits.
                 if not int(fields[6]) & _PF_EXITING and not head.endswith("(jemalloc_bg_thd"):
                     found.add((task, int(fields[19])))
     return frozenset(found)
 
 
 def _fork_for_trial() -> None:
-    """Forks a child that exits at once. Runs the fork handlers of libraries, but not the program's hooks."""
+    """Forks a child that exits at once. Runs `pthread_atfork` handlers, but not Python's (`os.register_at_fork`)."""
     # The child must not run any signal handler, garbage collection or bytecode: between two bytecode instructions the
     # interpreter may hand the GIL to a waiting thread, which does not exist in the child, so the child would hang.
     libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL: the child holds the GIL, too
@@ -114,7 +114,7 @@ def _fork_for_trial() -> None:
     gc.disable()
     try:
         forked, pids = tee(map(operator.call, (libc.fork,)))
-        deque(map(libc._exit, filter(operator.not_, forked)), 0)  # one call of C code, in which the child ends
+        deque(map(libc._exit, filter(operator.not_, forked)), 0)  # one call to C code, during which the child exits
         pid = next(pids)
     finally:
         if collecting:

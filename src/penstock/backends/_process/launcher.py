@@ -1,21 +1,20 @@
-"""Starts worker processes: by fork, as fresh interpreters (spawn), or forked from a template process (forkserver).
+"""Starts worker processes by fork, by spawn (new interpreters), or by forkserver (forks of a template process).
 
-Every worker depends on the lifeline, a pipe whose write end only the parent holds. When the parent dies or closes it,
-the kernel kills all processes that have armed the read end (see `process.py`).
+Every worker depends on the lifeline, a pipe whose write end only the parent holds. When the parent dies or closes the
+write end, the kernel kills all processes that have armed the read end (see `process.py`).
 
-To end its workers, the caller closes the token pipe, which announces tasks, so that idle workers exit. It waits for
-them, kills those that do not exit, and then closes their handles and the launcher, in any order. The lifeline is
-closed with the last of these. So `Launcher.close` kills no worker that is about to exit, and no worker outlives its
-handle.
+To stop the workers, the caller closes the pipe that announces tasks, so that idle workers exit. The caller waits for
+the workers, kills the workers that do not exit, and then closes the workers' handles and the launcher, in any order.
+Closing a worker's handle kills the worker. `Launcher.close` kills no worker, because the lifeline stays open until
+all handles are closed, too.
 
-A fresh interpreter becomes either a spawned worker or the template, which forks a worker at each request. Neither
-imports `__main__`, so a program needs no `if __name__ == "__main__"`. The template unpacks the payload (the job with
-its dataset) once, and all its workers share this copy. Parent and template talk over a socket, with one answer to
-each request:
+A fresh interpreter becomes either a spawned worker or the template, which forks workers on request. Neither imports
+`__main__`, so a program needs no `if __name__ == "__main__"`. The template unpacks the payload (the job with its
+dataset) once, and all its workers share this copy. Template and parent communicate over a socket:
 
-    request  START number, child | REAP pid
-    answer   READY | UNFORKABLE, with the reason | STARTED pid, with a pidfd | REAPED exit code
-             | FAILED, with the exception
+    at the start   READY | UNFORKABLE, with the reason | FAILED, with the exception
+    request        START number, child | REAP pid
+    answer         STARTED pid, with a pidfd | REAPED exit code | FAILED, with the exception
 """
 
 from __future__ import annotations
@@ -69,12 +68,12 @@ enter(boot, role, number, child)
 
 
 class Launcher:
-    """Starts workers that run `main(number, payload, fds)`. Descriptors have the same numbers in the workers.
+    """Starts workers that run `main(number, payload, fds)`. The descriptors `fds` keep their numbers in the workers.
 
-    With spawn and forkserver, the constructor pickles the payload, and raises UnshippableDataset before any process
-    starts. `explicit` is True if the program named the start method. If so, the program is warned when another
-    method must be used. The launcher adds itself to the list `among` before it acquires any resource, so that the
-    caller can always close it (see `_system/interrupts.py`).
+    With spawn and forkserver, the constructor pickles the payload. If pickling fails, UnshippableDataset is raised
+    before any process has started. `explicit` is True if the program has named the start method. In this case,
+    penstock warns if it must use another method. The launcher adds itself to the list `among` before it acquires any
+    resource, so that the caller can always close the launcher (see `_system/interrupts.py`).
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class Launcher:
             raise
 
     def _ship(self, payload: object) -> None:
-        """Writes the files for new interpreters: the pickled payload, and the settings in `boot`."""
+        """Writes the files that new interpreters read: `shipment` (the pickled payload) and `boot` (the settings)."""
         descriptors: list[int] = []
         try:
             self.own["shipment"] = pack((self._main, payload), descriptors)
@@ -133,7 +132,7 @@ class Launcher:
         os.write(self.own["boot"], marshal.dumps(boot))
 
     def start(self, number: int) -> WorkerProcess:
-        """Starts a worker. Under forkserver, waits for the template first, and raises an error if it has failed."""
+        """Starts a worker. With forkserver, first waits for the template, and raises if the template has failed."""
         if self._closed or self.owner != os.getpid():
             raise InternalError(
                 f"worker {seat_of(number)} cannot be started: its launcher is closed, or belongs to another process"
@@ -144,7 +143,7 @@ class Launcher:
         return acquire(lambda: self._start(number), WorkerProcess.release)
 
     def close(self) -> None:
-        """Frees the memory of the pickled job. The template process runs until the last worker has exited."""
+        """Frees the memory of the pickled job. The template runs until the last worker's handle is closed."""
         with interrupts_deferred():
             if self._closed or self.owner != os.getpid():
                 return
@@ -208,7 +207,7 @@ class Launcher:
                 close(theirs.detach())
 
     def _await_template(self) -> None:
-        """Waits for the template process. Restarts it once if it dies. Switches to spawn if it cannot fork."""
+        """Waits for the template. Restarts a dead template once. Switches to spawn if the template is unforkable."""
         if self.template is None:  # another thread has just given it up
             return
         if not self.template.ready():
@@ -237,7 +236,7 @@ def _require_linux() -> None:
 
 
 class Template(Handle):
-    """The handle of the template. `release` kills the process."""
+    """A handle to the template process. `release` kills the process."""
 
     def __init__(self, pid: int, pidfd: int, link: socket.socket) -> None:
         super().__init__(pid, pidfd)
@@ -249,7 +248,7 @@ class Template(Handle):
         self.obstacle = ""  # why it must not be forked
 
     def ready(self) -> bool:
-        """Waits until the template has unpickled the payload. Returns False if it has died."""
+        """Waits until the template has unpickled the payload. Returns False if the template has died."""
         if not self._is_ready and self.is_alive():
             self._ask()
         return self._is_ready and self.is_alive()
@@ -284,7 +283,7 @@ class Template(Handle):
         )
 
     def _ask(self, *request: int) -> tuple[int, list[int]] | None:
-        """Sends a request, if any. Returns (pid or exit code, pidfds), or None if the template is dead."""
+        """Sends the request, if any. Returns the answer (number, pidfds), or None if the template has died."""
         with self._talk:
             # A template that was replaced has a closed handle, and the number of its link may be another file's.
             if not self._usable():
@@ -323,14 +322,14 @@ class Template(Handle):
 
 
 def tracker_fd() -> int | None:
-    # Workers share it: a tracker of their own would remove the program's shared memory when they end.
+    # Workers share it, because a tracker of their own would remove the program's shared memory when they end.
     tracker: Any = sys.modules.get("multiprocessing.resource_tracker")
     fd: int | None = None if tracker is None else tracker._resource_tracker._fd
     return fd
 
 
 def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, ...]) -> int:
-    """Starts a Python interpreter that runs `enter` and inherits these file descriptors. Returns its pid."""
+    """Starts a Python interpreter that runs `enter` and inherits `fds`. Returns the interpreter's pid."""
     import_whole("subprocess")
     import subprocess  # late: fork does not need it
 
@@ -358,10 +357,7 @@ def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, 
 
 
 def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
-    """The entry point of a new interpreter: runs a worker or the template.
-
-    For the template, `number` is the descriptor of a socket.
-    """
+    """The entry point of a fresh interpreter. For the template, `number` is the descriptor of its socket."""
     called_through("<string>")  # _ENTER is not the user's code
     sys.argv[:] = boot["argv"]
     sentinel = processes.settle(boot["lifeline"])

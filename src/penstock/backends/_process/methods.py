@@ -19,21 +19,21 @@ _MUST_BE = f"multiprocessing_context must be one of {', '.join(METHODS)}"
 
 
 def choose_method(asked: str | BaseContext | None) -> str:
-    """Returns the requested start method. By default, this is the one set in multiprocessing, or a safe one."""
+    """Returns the requested start method, else the method set in multiprocessing, else a safe method."""
     method, is_pythons = _asked(asked)
     used = method or _configured() or _safe()
-    if not is_pythons:  # of a library's context, only the start method is used, if penstock knows it
+    if not is_pythons:  # only the start method of a library's context is used, if penstock knows it
         _warn(f"The multiprocessing_context {type(asked).__module__}.{type(asked).__qualname__}", used)
     return used
 
 
 def is_chosen(asked: str | BaseContext | None) -> bool:
-    """True if the program has chosen the start method. Otherwise penstock may change it later."""
+    """True if `asked` names a start method. False if it leaves the choice to penstock."""
     return _asked(asked)[0] is not None
 
 
 def configured_method() -> str:
-    """Returns the start method that is set in multiprocessing, or multiprocessing's default if none is set."""
+    """Returns the start method set in multiprocessing, or multiprocessing's default if none is set."""
     import_whole("multiprocessing")
     import multiprocessing
 
@@ -66,7 +66,7 @@ _told: set[bool] = set()
 
 
 def give_up_templates(obstacle: str, *, asked: bool) -> None:
-    """Makes spawn the default instead of forkserver. Logs this, or warns once if forkserver was requested."""
+    """Makes spawn, not forkserver, the default. If the program `asked` for forkserver, warns once; else logs once."""
     global _without_fork
     _without_fork = "spawn"
     if asked in _told:
@@ -86,9 +86,9 @@ def give_up_templates(obstacle: str, *, asked: bool) -> None:
 
 
 def _asked(asked: Any) -> tuple[str | None, bool]:
-    """Returns the requested start method, and False if the request is a context of another library.
+    """Returns the requested start method, and False if `asked` is another library's context, otherwise True.
 
-    The method is None if none was requested, or if it is unknown.
+    The method is None if no method was requested, or if penstock does not know the method of that context.
     """
     if asked is None:
         return None, True

@@ -1,4 +1,4 @@
-"""A process that penstock starts: its handle in the parent, and its life in the child (settle, run `main`, exit)."""
+"""A process that penstock starts: the parent's handle, and the child's code (settle, run `main`, exit)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.backends._process.launcher import Launcher, Template
 
 Main = Callable[[int, object, Mapping[str, int]], None]
-"""The type of a worker's main function, which is called as `main(number, payload, fds)`."""
+"""A worker's main function, which is called as `main(number, payload, fds)`."""
 
 SEATS = 1 << 16
 """The maximum number of seats (worker slots). A worker's number is `id * SEATS + seat`; ids are never reused."""
@@ -42,9 +42,9 @@ def seat_of(number: int) -> int:
 
 UNKNOWN = 256  # stands for an exit code that could not be read; real ones are at most 255
 
-LINGER = 5.0  # seconds that `close` waits for a killed process; only one stuck in the kernel takes longer
+LINGER = 5.0  # seconds that `release` waits for a killed process; only a process stuck in the kernel takes longer
 
-_LAST_WORDS = struct.Struct("=qq")  # pid, bytes that follow
+_LAST_WORDS = struct.Struct("=qq")  # pid, number of bytes that follow
 
 _SHARED_MEMORY = (
     " It is possible that dataloader's workers are out of shared memory."
@@ -53,7 +53,7 @@ _SHARED_MEMORY = (
 
 
 class Handle:
-    """The parent's handle to a process. In a forked child of the parent, its methods do nothing."""
+    """The parent's handle to a process. In a forked child of the parent, the handle does nothing."""
 
     def __init__(self, pid: int, pidfd: int, template: Template | None = None) -> None:
         self._pid = pid
@@ -81,7 +81,7 @@ class Handle:
 
     @property
     def exitcode(self) -> int | None:
-        """The exit code: None while the process runs, negative for a signal, and 256 if it is unknown."""
+        """None while the process runs, then its exit code: -N if signal N killed it, 256 if unknown."""
         self._look()
         return self._exitcode
 
@@ -103,7 +103,7 @@ class Handle:
                 self._released()
 
     def _released(self) -> None:
-        """Lets subclasses release their resources. This method is called once, when the handle is closed."""
+        """A hook for subclasses to release their resources. Called once, when the handle is closed."""
 
     def _usable(self) -> bool:
         return self._pidfd >= 0 and self._owner == os.getpid()
@@ -169,7 +169,7 @@ class WorkerProcess(Handle, Child):
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that a spawned worker raised while it unpickled its payload, if any."""
+        """The error that a spawned worker raised while unpickling its payload, or None."""
         if not self._usable() or self.exitcode != 1:
             return None
         words, start = self._launcher.own["words"], 0  # the last words of all workers that could not start
@@ -187,7 +187,7 @@ class WorkerProcess(Handle, Child):
 
 
 def _reap_later(pidfd: int) -> None:
-    """Starts a thread that reaps a killed process which is stuck in the kernel, so that no zombie remains."""
+    """Starts a thread that reaps a killed process once the process is no longer stuck in the kernel."""
 
     stopped: list[bool] = []  # filled at the interpreter's exit
 
@@ -205,7 +205,7 @@ def _reap_later(pidfd: int) -> None:
 
 
 def leave_last_words(words: int, exc: BaseException, where: str) -> None:
-    """Writes the error of a worker that cannot start to the file `words`, for the parent, atomically."""
+    """Atomically appends a worker's start-up error to the file `words`, which the parent reads."""
     data = Failure.capture(exc, where=where)
     os.write(words, _LAST_WORDS.pack(os.getpid(), len(data)) + data)
 
@@ -224,9 +224,9 @@ def pidfd_of_child(pid: int) -> int:
 
 
 def fate(exitcode: int | None) -> tuple[str, str]:
-    """Returns a phrase that says how a process ended, and the name of the signal that killed it.
+    """Returns two texts: how a process ended, and the name of the signal that killed it.
 
-    The name is "" if the process has exited by itself, and "unknown" if the signal is not known.
+    The name is "" if the process exited by itself, and "unknown" if the exit code or the signal is unknown.
     """
     if exitcode == UNKNOWN:
         return "ended, and the system did not tell how", "unknown"
@@ -237,7 +237,7 @@ def fate(exitcode: int | None) -> tuple[str, str]:
 
 
 def phrase(pid: int, exitcode: int | None) -> str:
-    """Returns torch's two messages for a dead worker in one sentence, because programs may search for either."""
+    """Returns both of torch's messages about a dead worker in one text. Programs may search for either message."""
     said = f"DataLoader worker (pid(s) {pid}) exited unexpectedly"
     if exitcode is None or exitcode == UNKNOWN:
         return f"{said}."
@@ -286,7 +286,7 @@ def live(
     lifeline: int | None = None,
     sentinel: int = -1,
 ) -> NoReturn:
-    """Runs `main`, then exits without running the parent's cleanup code. Only forked processes have a `lifeline`."""
+    """Runs `main` and exits, without running the parent's cleanup code. With a `lifeline`, first calls `settle`."""
     code = 1
     try:
         if lifeline is not None:

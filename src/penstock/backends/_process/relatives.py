@@ -1,8 +1,8 @@
-"""Makes workers look like processes of multiprocessing, although it did not start them.
+"""Makes workers look like processes that multiprocessing started.
 
-Libraries ask multiprocessing whether they run in a worker (`current_process()`, `parent_process()`), watch workers
-(`active_children()`), and authenticate themselves to managers and queues (`authkey`). So the parent registers a
-handle for each worker, and a worker runs `main` as multiprocessing runs a target, including exit functions.
+Libraries ask multiprocessing whether they are running in a worker (`current_process()`, `parent_process()`), watch
+workers (`active_children()`), and authenticate themselves to managers and queues (`authkey`). So the parent registers
+a handle for each worker, and a worker runs `main`, and then the exit functions, the way multiprocessing would.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _atexit: Any = atexit
 
 
 class Lineage(NamedTuple):
-    """The settings that child processes inherit in multiprocessing. marshal can write all of them."""
+    """The settings that multiprocessing passes on to child processes, in a form that marshal can write."""
 
     identity: tuple[int, ...]
     config: dict[str, Any]
@@ -69,7 +69,7 @@ class CurrentWorker(Relative):
         self._work: Callable[[], object] = bool
 
     def live(self, work: Callable[[], None], parent_sentinel: int) -> int:
-        """Runs `work` as multiprocessing runs a process's target, and returns the exit code."""
+        """Runs `work` the way multiprocessing runs a process's target, and returns the exit code."""
         self._work = work
         if not _EXITS_AFTERWARDS:
             return int(self._bootstrap(parent_sentinel))  # type: ignore[attr-defined]
@@ -87,7 +87,7 @@ class CurrentWorker(Relative):
 
 @contextmanager
 def inheriting(itself: Relative) -> Iterator[None]:
-    """Sets a worker's name and key during unpickling, and delays the registration of manager proxies."""
+    """Sets the name and key with which a worker unpickles. `CurrentWorker.live` later registers manager proxies."""
     current: Any = multiprocessing.current_process()
     current.name, current.authkey, current._inheriting = itself.name, itself.authkey, True
     try:

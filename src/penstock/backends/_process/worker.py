@@ -24,7 +24,7 @@ from penstock.backends._stack import tell_when_asked
 
 
 def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
-    """Runs tasks until asked to exit or the token pipe is closed. `number` is `worker * SEATS + seat`."""
+    """Runs tasks until asked to exit, or until the token pipe is closed. `number` is `worker * SEATS + seat`."""
     job = payload() if isinstance(payload, weakref.ref) else payload
     assert isinstance(job, Job)
     worker, seat = divmod(number, SEATS)

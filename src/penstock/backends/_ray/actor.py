@@ -1,7 +1,7 @@
 """The worker on a node. It runs in the main thread of an actor's process, and serves one driver over one link.
 
 A second thread receives frames. So while the main thread runs the user's code, the worker can still report its stack,
-and its process can end as soon as the connection ends.
+and can exit soon after the connection has ended.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _NOTHING = bytes(REPLY.size)
 
 
 def serve(call: tuple[Any, ...], node: str, fetch: Callable[[], Any]) -> None:
-    """Runs the driver's tasks until it requests an exit or the connection ends. `call` is a `Call` as a tuple."""
+    """Runs tasks until the driver requests an exit or the connection ends. `call` holds the fields of a `Call`."""
     address, encrypted, token, worker, seat = Call._make(call)
     link = connect(address, encrypted, token, this_process(worker, node, perf_counter_ns()))
     ended = threading.Event()
@@ -103,7 +103,7 @@ def _serve(link: Link, worker: int, seat: int, node: str, fetch: Callable[[], An
 
 
 class StrayArrays:
-    """The strays of one reply, which are sent after it."""
+    """The strays of one reply (see `_wire/reply.py`), which are sent after the reply."""
 
     def __init__(self) -> None:
         self.made: list[tuple[int, NDArray[np.uint8]]] = []
@@ -117,7 +117,7 @@ class StrayArrays:
 
 
 class Inbox:
-    """Receives frames in its own thread, and puts tasks and dataset changes into `orders`, and None at the end."""
+    """Receives frames in its own thread. Puts tasks and dataset changes into `orders`, and finally None."""
 
     def __init__(self, link: Link, gauges: Gauges, ended: threading.Event) -> None:
         self._link, self._gauges, self._ended = link, gauges, ended
@@ -135,7 +135,7 @@ class Inbox:
         except GARBLED:
             self.orders.put(None)
             if not self._ended.wait(_GRACE):
-                os._exit(1)  # the result of the main thread is no longer needed
+                os._exit(1)  # the main thread's result is no longer needed
 
     def _receive_one(self) -> bool:
         link = self._link
@@ -200,7 +200,7 @@ class Loop:
         return seq not in self._inbox.void
 
     def _slab(self, capacity: int) -> NDArray[np.uint8]:
-        """Returns memory for a batch. All batches share it, because each is sent before the next one begins."""
+        """Returns memory for a batch. All batches use the same memory: each is sent before the next batch begins."""
         if len(self._memory) < capacity:
             self._memory = np.frombuffer(mapped(None, capacity), np.uint8)
         return self._memory[:capacity]

@@ -28,10 +28,7 @@ _GRACE = 1.0
 
 
 class RayBackend(Exchange, Backend):
-    """Runs workers on Ray. Use `start` to create one.
-
-    `poll` raises an error if no worker starts within `patience` seconds.
-    """
+    """Runs workers on Ray. Created by `start`. `poll` raises if no worker starts within `patience` seconds."""
 
     copies_dataset = True
     leaves_nothing = False
@@ -195,10 +192,7 @@ class RayBackend(Exchange, Backend):
     # Patience.
 
     def _check_patience(self) -> float:
-        """Returns how many seconds `poll` may wait before the next check.
-
-        Raises an error if no worker started in time.
-        """
+        """Returns how many seconds `poll` may wait before the next check. Raises if no worker started in time."""
         with self._lock:
             if self._ledger.all_joined:
                 return LONGEST_WAIT

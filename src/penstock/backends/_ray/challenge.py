@@ -1,4 +1,4 @@
-"""Driver and worker prove to each other that they have the token, without sending it. This module does no I/O.
+"""Driver and worker prove to each other that they have the same token, without sending it. This module does no I/O.
 
     worker   PREFACE, its nonce                       ->
                                                       <-   PREFACE, the driver's nonce, the driver's proof
@@ -6,11 +6,11 @@
     worker   the hello (its description of itself)    ->
                                                       <-   ADMITTED
 
-A proof is the HMAC-SHA256, with the token as the key, of PREFACE, the prover's role and both nonces. Both nonces are
+A proof is the HMAC-SHA256 of PREFACE, the prover's role and both nonces, with the token as the key. Both nonces are
 new for each connection, so a recorded proof is worthless in another connection. The roles differ, so a proof that is
-sent back to its author proves nothing.
+sent back to the prover proves nothing.
 
-Each end is a state machine, which takes the bytes that it waits for in pieces of any size:
+Each end is a state machine. In each state, it waits for the bytes given here, in pieces of any size:
 
     Driver   GREETED: 41 bytes -> PROVED: 36 bytes -> TOLD: as many as the worker has announced -> DONE
     Worker   GREETED: 73 bytes -> LET_IN: 1 byte -> DONE
@@ -54,7 +54,7 @@ class Refused(Exception):
 
 
 class Challenge:
-    """Authenticates one end of a connection. The caller sends `greeting`, and then receives up to `wants` bytes."""
+    """One end of the authentication. The caller sends `greeting`, then passes up to `wants` bytes to `receive`."""
 
     greeting = b""
 
@@ -79,7 +79,7 @@ class Challenge:
         return self._answer(message)
 
     def _check_preface(self, begun: bytes) -> None:
-        """Raises Refused at the first wrong byte, because a peer with another protocol may never send the rest."""
+        """Raises Refused at the first wrong byte: a peer that speaks another protocol may never send the rest."""
         if not NAME.startswith(begun[: len(NAME)]):
             raise Refused("it does not speak penstock's protocol")
         if not PREFACE.startswith(begun):
@@ -125,7 +125,7 @@ class DriverEnd(Challenge):
 
 
 class WorkerEnd(Challenge):
-    """The worker's end, which sends first. It describes itself only after the driver has proved its identity."""
+    """The worker's end. It sends its greeting first, but the hello only after the proof of the driver."""
 
     def __init__(self, token: bytes, nonce: bytes, hello: bytes) -> None:
         super().__init__(token, nonce, len(PREFACE) + NONCE_SIZE + PROOF_SIZE)

@@ -1,16 +1,16 @@
 """Starts and kills Ray actors, ships the job, and reports which actors have died. Only this module imports Ray.
 
-It relies on these facts about Ray 2.60:
+This module relies on these facts about Ray 2.60:
 
-- After `ray.shutdown()`, almost any call of Ray starts a new cluster. So `is_there` is checked before every call.
-- The callback of a future must not call Ray: `ray.kill` would wait for the thread in which the callback runs. A
-  reference whose callback is pending must not be dropped: that aborts the process.
+- After `ray.shutdown()`, almost any call to Ray starts a new cluster. So `is_there` is checked before every call.
+- The callback of a future must not call Ray: `ray.kill` would wait for the thread in which the callback runs.
+- An object reference must not be dropped while its callback is pending: dropping it aborts the process.
 - Methods of a plain actor run in the actor's main thread, which the user's code may need. With concurrency groups,
-  they run in other threads.
+  the methods run in other threads.
 - A node that is cut off from the network counts as alive for 15 s or longer, and its resources count as free. An
   actor that is placed on such a node waits until Ray declares the node dead.
-- An actor's class is pickled by value if it is local to a function. So a node without penstock can unpickle it, and
-  report that penstock is missing.
+- An actor's class is pickled by value if it is local to a function. So a node without penstock can unpickle the
+  class, and report that penstock is missing.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _worker_class() -> Any:
 
 
 def actors_that_fit(options: Mapping[str, Any]) -> int | None:
-    """Returns how many actors with these options fit on an empty cluster, or None if there is no cluster."""
+    """Returns how many actors with these options an empty cluster could hold, or None if there is no cluster."""
     if not ray.is_initialized():
         return None
     whole = ray.cluster_resources()
@@ -136,10 +136,7 @@ def _wanted(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _elsewhere(options: dict[str, Any], avoid: Collection[str]) -> dict[str, Any]:
-    """Returns the options, with a preference for nodes that are not in `avoid`.
-
-    No preference is added if the user has chosen a scheduling strategy.
-    """
+    """Returns options that prefer nodes outside `avoid`, unless the user has chosen a scheduling strategy."""
     if not avoid or options["scheduling_strategy"] not in ("SPREAD", "DEFAULT"):
         return options
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerAddress"] in avoid]
@@ -170,6 +167,6 @@ _CAUSES = re.compile(r"\s*(Some common causes include|There are some potential r
 
 
 def _reason(error: BaseException) -> str:
-    """Returns the last line of Ray's error message, which says how the actor died."""
+    """Returns how the actor died: the type of Ray's error, and the last line of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {_CAUSES.sub('', lines[-1]).rstrip('.')}" if lines else type(error).__name__

@@ -1,15 +1,17 @@
-"""The door, where workers connect to the driver. It keeps out all other connections.
+"""The door accepts connections from workers to the driver, and keeps out all others.
 
 One thread accepts all connections and does their handshakes, without waiting for any of them. A connection is a
-*stranger* until the other end has proved that it has the token. Then it becomes a link with its own thread. A
-stranger costs a descriptor and a few hundred bytes, for at most ten seconds, and there are at most MOST:
+*stranger* until the other end has proved that it has the token. Then the connection becomes a link with its own
+thread. A stranger occupies a descriptor and a few hundred bytes for at most ten seconds. There are at
+most `MOST` strangers:
 
-- If there are too many strangers, the door drops a random one from the network address that has the most. So a
-  machine that floods the door displaces its own connections, and a worker on that machine gets in eventually, because
-  it tries again and is never dropped with certainty. (If the oldest stranger were dropped, fast connections would
-  shut the worker out for good. If the newest were dropped, silent connections would do so.)
-- Before a stranger is dropped, the bytes that it has sent are read.
-- If there is no descriptor or memory for another connection, one stranger is dropped, and accepting pauses.
+- If one more connects, the door picks the network address with the most strangers, and drops one of its strangers at
+  random. So a machine that floods the door displaces its own connections. A worker on that machine gets in
+  eventually, because the worker keeps trying and the choice is random. (If the oldest stranger were dropped, fast
+  connections would shut the worker out for good. If the newest stranger were dropped, silent connections would shut
+  the worker out.)
+- Before the door drops a stranger, it reads the bytes that the stranger has sent: they may contain the proof.
+- If there is no descriptor or memory for another connection, the door drops a stranger and pauses accepting.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from penstock.backends._ray.handshake import Hello
 from penstock.backends._ray.link import DRIVER_PATIENCE, Link
 
 MOST = 128
-"""The maximum number of strangers. Each takes a file descriptor, and a process may usually have 1,024 of them."""
+"""The maximum number of strangers. Each stranger takes one of the (usually 1,024) descriptors of the process."""
 
 _SECONDS = 10.0  # for a whole handshake
 _PAUSE = 0.1  # seconds without accepting, after accepting has failed
@@ -124,7 +126,7 @@ class Door:
                 self._drop(stranger)
 
     def _wait(self, paused: float) -> float | None:
-        """Returns the milliseconds until a handshake times out or accepting resumes, or None to wait forever."""
+        """Returns the milliseconds until a handshake times out or accepting resumes, or None if neither will."""
         oldest = next(iter(self.strangers.values()), None)
         due = [] if oldest is None else [oldest.deadline]
         if paused:
@@ -132,7 +134,7 @@ class Door:
         return max(0.0, min(due) - time.monotonic()) * 1000 + 1 if due else None
 
     def _accept(self) -> bool:
-        """Accepts waiting connections. Returns False if the system has no descriptor or memory for another one."""
+        """Accepts waiting connections. Returns False if accepting one fails, for example for lack of descriptors."""
         for _ in range(_AT_ONCE):
             try:
                 with no_fork():  # until it is among the strangers, which a forked child closes
@@ -157,7 +159,7 @@ class Door:
             self._expel(secrets.choice([each for each in self.strangers.values() if each.network == network]))
 
     def _expel(self, stranger: Stranger) -> None:
-        """Drops an unauthenticated connection, unless bytes that just arrived prove that it has the token."""
+        """Drops a stranger, unless bytes that have just arrived prove that the other end has the token."""
         self._hear(stranger)
         if stranger.sock.fileno() in self.strangers:
             self._drop(stranger)
@@ -240,7 +242,7 @@ class Door:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def leave_to_parent(self) -> None:
-        """Closes the port and unauthenticated connections in a forked child. They stay open in the parent."""
+        """Closes a forked child's copies of the port and of the strangers' connections. The parent's stay open."""
         for sock in (self._listener, *(stranger.sock for stranger in self.strangers.values())):
             with suppress(OSError):
                 os.close(sock.detach())

@@ -1,11 +1,11 @@
 """Sends tasks to workers on other nodes, and receives their batches.
 
 Each connection has a thread that receives batches directly into the slabs (the memory for batches), and sends the
-next task. So workers are busy while the caller is in its training step. The caller's thread and these threads share
+next task. So workers are busy while the caller runs its training step. The caller's thread and these threads share
 one `Exchange`.
 
-Only the connection's thread reports the end of its worker, as its last act. So once the engine knows that a worker is
-lost, no byte from that worker is written to a slab any more, even if the worker is alive.
+When a worker is lost, the thread of its connection reports the loss, and then ends. So once the engine knows of the
+loss, no more bytes from that worker are written to a slab, even if the worker is still alive.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from penstock.backends._ray.remote import Cluster, ProcessEnd, RemoteWorker, Rem
 # longer tasks the gain would be small, and another worker might have begun the second task earlier.
 _QUICK = 50_000_000  # ns
 
-# Seconds to wait for Ray's reason after the connection of a worker has ended.
+# Seconds to wait for Ray's reason after a worker's connection has ended.
 _REASON = 0.5
 
 # Seconds to wait until Ray has killed workers. If the cluster is gone, that may take forever.
@@ -78,7 +78,7 @@ class Posted(NamedTuple):
 
 
 class LinkStrays:
-    """The received strays. `nbytes` includes those that the caller still uses."""
+    """The received strays (see `_wire/reply.py`). `nbytes` includes the strays that the caller still uses."""
 
     def __init__(self) -> None:
         self._arrived: dict[tuple[int, int], NDArray[np.uint8]] = {}
@@ -196,7 +196,7 @@ class Exchange:
     def _receive_reply(
         self, remote: RemoteWorker, link: Link, seq: int, piece: tuple[int, int], strays: int, figures: int
     ) -> None:
-        """Receives a reply, its bytes for the slab, and its strays. `piece` is (offset, size) in the slab."""
+        """Receives a reply, its batch, and its strays. `piece` is the batch's (offset, size) in the slab."""
         start, size = piece
         data = link.receive(REPLY.size + figures + strays * STRAY.size)
         reply, told = bytes(data[: REPLY.size]), data[REPLY.size : REPLY.size + figures]
@@ -226,13 +226,13 @@ class Exchange:
             each.push()
 
     def _begin(self, remote: RemoteWorker) -> None:
-        """Records that the worker begins its next task, or is idle if it has none."""
+        """Records that the worker now begins its next task, or is idle if it has none."""
         is_busy = self._ledger.has(remote.id) is not None
         remote.began = time.monotonic()
         self.gauges.begun(remote.seat, time.perf_counter_ns() if is_busy else 0)
 
     def _dealt(self) -> list[Link]:
-        """Assigns queued tasks and exit requests. Returns the links to push. The caller must hold the lock."""
+        """Assigns queued tasks and exit requests, with the lock held. The caller must push the returned links."""
         links: dict[Link, None] = {}
         for worker in self._ledger.leave():
             remote = self._remotes[worker]
@@ -301,7 +301,7 @@ class Exchange:
         return Lost(remote.id, seq, at, remote.who, how, signal, end.cause)
 
     def _forget(self, remote: RemoteWorker) -> tuple[int | None, int]:
-        """Removes a worker. Returns the task that it may have been running, or None, and that task's step count."""
+        """Removes a worker. Returns (task, the task's step count) if the worker had a wanted task, else (None, 1)."""
         with self._lock:
             remote.state = RemoteWorkerState.GONE
             seq = self._ledger.lose(remote.id)
@@ -315,14 +315,14 @@ class Exchange:
         return seq, steps
 
     def _silent_nodes(self) -> dict[str, float]:
-        """Returns how many seconds each silent node has been silent. A node is tried again after a minute."""
+        """Returns the seconds since each silent node fell silent. Forgets a node after a minute."""
         now = time.monotonic()
         with self._lock:
             self._silent = {node: since for node, since in self._silent.items() if now < since + _SILENT}
             return {node: now - since for node, since in self._silent.items()}
 
     def _kill(self, remotes: list[RemoteWorker]) -> None:
-        """Cuts the connections and makes Ray kill the workers. Waits at most 1 s, because the cluster may be gone."""
+        """Disconnects workers and makes Ray kill them. Waits at most 1 s, because the cluster may be gone."""
         for remote in remotes:
             if remote.link is not None:
                 remote.link.cut()

@@ -3,7 +3,7 @@
     worker   connects --challenge, hello--> waits for WELCOME --unpacks the job--> READY, or BROKEN with the error
     driver   listens on the node's address, and drops connections without the token (see `door.py`)
 
-Ray passes the token, 32 random bytes, to the worker. It is never sent over these connections (see `challenge.py`).
+Ray passes the token, 32 random bytes, to the worker. The token is never sent over a link (see `challenge.py`).
 Neither side unpickles anything before the other side has proved that it has the token.
 """
 
@@ -38,14 +38,14 @@ from penstock.backends._ray.link import WORKER_PATIENCE, Link, Secure
 _CONNECT = 10.0  # seconds for a connection to be made
 _PATIENCE = WORKER_PATIENCE / 1000  # seconds for all attempts of a worker, because the driver may be suspended
 _PAUSE = 0.02, 0.2  # seconds between two attempts
-_PIECE = 1 << 14  # the most bytes of TLS that are received at once
+_PIECE = 1 << 14  # the most bytes of TLS to receive at once
 
 
 _TLS_FILES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
 
 
 class Hello(NamedTuple):
-    """A worker's description of itself. `clock` is its `time.perf_counter_ns` when it wrote the description."""
+    """A worker's description of itself. `clock` is the worker's `time.perf_counter_ns()` when it makes the hello."""
 
     worker: int
     pid: int
@@ -85,7 +85,7 @@ class TlsFiles(NamedTuple):
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that are compared between driver and worker."""
+    """Returns the versions of Python and of some packages. Driver and worker compare these versions."""
     ours: str = sys.modules["penstock"].__version__
     found = {"python": platform.python_version(), "penstock": ours, "numpy": np.__version__}
     for guest in GUESTS:
@@ -112,10 +112,7 @@ def refusal(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> st
 
 
 def difference(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> str:
-    """Returns a warning if the node has other versions of array libraries, which may change batches.
-
-    If there is nothing to warn of, returns "".
-    """
+    """Returns a warning if array libraries on the node have other versions (so batches may differ), or ""."""
     names = ["numpy", *(guest for guest in GUESTS if guest in sys.modules)]
     found = [
         f"{name} {theirs[name]}, and the driver has {name} {ours[name]}"
@@ -148,7 +145,7 @@ class Handshake:
 
     @property
     def wants(self) -> int:
-        """The maximum number of bytes to receive now. The bytes after the handshake are left for the link."""
+        """The maximum number of bytes to receive now. Bytes that follow the handshake are left for the link."""
         return self._challenge.wants if self.secure is None else _PIECE
 
     def begin(self) -> bytes:

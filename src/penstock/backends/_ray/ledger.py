@@ -1,16 +1,16 @@
-"""Keeps track of tasks that wait at the driver, the tasks of each worker, and the workers that leave. Does no I/O.
+"""Keeps track of waiting tasks, of the tasks that each worker has, and of workers that must exit. Does no I/O.
 
     task     WAITING --deal--> AT a worker --answering--> ARRIVING --answered--> forgotten
              WAITING --rescind--> forgotten
              AT a worker --rescind--> VOID --answering, answered--> forgotten
-             AT a worker, ARRIVING, VOID --lose--> the oldest is blamed and forgotten, the others WAIT, if not VOID
+             AT a worker, ARRIVING, VOID --lose--> forgotten if it is the worker's oldest task or VOID, else WAITING
     worker   COMING --join--> idle or at work --leave--> gone        any --halt--> HALTED --lose--> gone
 
-Tasks wait at the driver for the next free worker. A worker gets a second task only if its tasks are quick, so that it
-does not idle while its reply is in flight.
+Tasks wait at the driver for the next free worker. A worker whose tasks are quick gets a second task, so that it does
+not idle while its reply is in flight.
 
-Workers answer in the order of their tasks. A task that is rescinded while a worker has it becomes void, and the
-driver drops the answer. The slab (the memory for the batch) is free at once, because only the driver writes to it.
+Workers answer their tasks in order. A task that is rescinded while a worker has it becomes void, and the driver drops
+the answer. The task's slab (the memory for the batch) is free at once, because only the driver writes to slabs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Ledger:
         insort(self._waiting.setdefault(self._seat_of[seq], []), seq)
 
     def rescind(self, seq: int) -> bool:
-        """Withdraws a task, which frees its slab. Returns False if its answer has arrived or is arriving."""
+        """Withdraws a task and frees its slab. Returns False if the task's answer has arrived or is arriving."""
         if seq not in self._seat_of or seq in self._arriving:
             return False
         if seq in self._holder:
@@ -76,7 +76,7 @@ class Ledger:
         return True
 
     def answered(self, worker: int, quick: bool) -> None:
-        """Records that the worker's oldest task is done. A quick worker may get its next task in advance."""
+        """Records that a worker's oldest task is done. If the task was `quick`, the worker may now have two tasks."""
         self._forget(self._hands[worker].popleft())
         (self._quick.add if quick else self._quick.discard)(worker)
         self._sort(worker)
@@ -107,10 +107,7 @@ class Ledger:
         return None
 
     def _sort(self, worker: int) -> None:
-        """Records whether a worker is free, and whether it may get a second task.
-
-        It may not get a second task while an exit request is open.
-        """
+        """Records whether a worker is free or, unless `_leaves` > 0, may get a second task."""
         self._free.pop(worker, None)
         self._ready.pop(worker, None)
         if worker in self._halted:
@@ -132,13 +129,13 @@ class Ledger:
         self._sort(worker)
 
     def halt(self, worker: int) -> None:
-        """Stops giving tasks to a worker whose connection has ended, because they would be lost."""
+        """Stops giving tasks to a worker whose connection has ended, because the tasks would be lost."""
         if worker in self._hands:
             self._halted.add(worker)
             self._sort(worker)
 
     def lose(self, worker: int) -> int | None:
-        """Removes a dead worker. Returns the task it may have been running. Its other tasks wait again."""
+        """Removes a dead worker. Returns the task it may have been running. The worker's other tasks wait again."""
         hand = self._hands.get(worker, deque())
         first = hand[0] if hand and hand[0] not in self._void else None
         for at, seq in enumerate(hand):
@@ -174,7 +171,7 @@ class Ledger:
     # Leaving.
 
     def want_leave(self, seat: int = ANY) -> None:
-        """Asks one worker to exit: the first without a task, or the one in `seat` once its tasks are done."""
+        """Asks a worker to exit: the one in `seat` after its last task, or the first idle one if `seat` is `ANY`."""
         if seat == ANY:
             self._leaves += 1
             for worker in tuple(self._ready):
@@ -189,7 +186,7 @@ class Ledger:
         return withdrawn
 
     def leave(self) -> list[int]:
-        """Removes and returns the workers that should exit now, starting with those not yet connected."""
+        """Removes and returns the workers that should exit now. Prefers workers that have not connected yet."""
         if not self._leaves and not self._ended:
             return []
         left = [*self._coming, *self._free][: self._leaves]
@@ -206,7 +203,7 @@ class Ledger:
         return left
 
     def check(self) -> None:
-        """Raises AssertionError if an invariant does not hold. It visits every task, so only tests call it."""
+        """Raises AssertionError if an invariant does not hold. Visits every task, so only tests call this."""
         waiting = [seq for seqs in self._waiting.values() for seq in seqs]
         at = [seq for hand in self._hands.values() for seq in hand]
         assert len({*waiting, *at}) == len(waiting) + len(at), "a task is in one place"

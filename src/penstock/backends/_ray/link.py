@@ -1,8 +1,8 @@
 """A link: a TCP connection between the driver and one worker, which carries frames.
 
 A frame consists of a head and data. The head is six numbers, the first of which is the kind of the frame. Any thread
-may send. One thread receives, with blocking calls, directly into the memory where the bytes belong. `post` never
-waits for a worker that does not read: a separate thread sends large frames, and later frames queue up behind them.
+may send. One thread receives, with blocking calls, directly into the memory where the bytes belong. `post` queues
+frames. `push` sends them: large ones in a separate thread, so that the caller need not wait for a slow reader.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DRIVER_PATIENCE, WORKER_PATIENCE = 10_000, 60_000  # milliseconds
 _LARGE = 1 << 16  # bytes
 
 GARBLED = (OSError, EOFError, ValueError, LookupError, OverflowError, struct.error, MemoryError)
-"""The errors that a malformed frame or the end of the connection raises. Each of them ends the connection."""
+"""Errors raised if a frame is malformed or the connection is lost. After any of them, the link is closed."""
 
 _MOST_PARTS = 512  # in one system call (IOV_MAX is 1024)
 _ZEROS = (0,) * 5
@@ -48,7 +48,7 @@ def head(kind: int, *numbers: int) -> bytes:
 
 
 class Link:
-    """One end of a connection after the handshake. `secure` is its TLS state, or None if it is not encrypted."""
+    """One end of a connection after the handshake. `secure` is the TLS state, or None without encryption."""
 
     def __init__(self, sock: socket.socket, patience: int, secure: Secure | None = None) -> None:
         self._sock = sock
@@ -102,7 +102,7 @@ class Link:
         self._outbox.extend(_views(parts))  # atomic
 
     def push(self) -> None:
-        """Sends queued frames, unless another thread does. A failure cuts the link, so that `receive` raises."""
+        """Sends queued frames, unless another thread is sending. A failure cuts the link; `receive` then raises."""
         if self._outbox and self._sending.acquire(blocking=False):
             if self._outbox_bytes() > _LARGE:
                 # The new thread releases the lock when it is done.
@@ -156,7 +156,7 @@ class Link:
 
 
 def _send_unpaced(sock: socket.socket) -> None:
-    """Replaces BBR as the connection's congestion control: its timers cost CPU time."""
+    """Replaces BBR as the connection's congestion control, because BBR's timers cost CPU time."""
     if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr"):
         for algorithm in (b"cubic", b"reno"):  # Linux's default, and one that every user may choose
             with suppress(OSError):

@@ -22,7 +22,7 @@ class ProcessEnd(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The data with which a worker process connects to the driver: the first argument of `actor.serve`."""
+    """What a worker process needs to connect to the driver: the first argument of `actor.serve`."""
 
     address: tuple[str, int]
     encrypted: bool
@@ -32,7 +32,7 @@ class Call(NamedTuple):
 
 
 KillWorker = Callable[[], None]
-"""Kills a worker's process. Must not be called in a thread of the cluster."""
+"""Kills a worker's process. Must not be called in one of Ray's threads."""
 
 
 class Cluster(Protocol):
@@ -53,10 +53,10 @@ class Cluster(Protocol):
         """
 
     def is_there(self) -> bool:
-        """False if the cluster was shut down. Then no other method may be called."""
+        """False once the cluster has been shut down. After that, no other method may be called."""
 
     def shortage(self, workers: int) -> str:
-        """Returns a message that says what this many workers need, what is free, and how to get more."""
+        """Returns a message: what each worker needs, what the cluster has free, and whether that is enough."""
 
 
 class RemoteWorkerState(enum.Enum):
@@ -71,7 +71,6 @@ class RemoteWorker:
     """An element of `loader.workers`: a handle with `pid`, `node`, `is_alive()`, `kill()` and `join()`."""
 
     kill: KillWorker
-    """Kills the worker's process."""
 
     def __init__(self, number: int, seat: int) -> None:
         self.id, self.seat = number, seat
@@ -110,7 +109,7 @@ class RemoteWorker:
             self.link.push()
 
     def answer(self, ticket: int, deadline: float) -> tuple[str, int, int] | None:
-        """Returns the stack, the current task (or -1) and its current step, or None if no answer comes in time."""
+        """Returns (stack, current task or -1, the task's current step), or None if no answer comes in time."""
         try:
             while True:
                 found, told, seq, at = self.stacks.get(timeout=max(0.0, deadline - time.monotonic()))

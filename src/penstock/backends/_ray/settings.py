@@ -1,4 +1,4 @@
-"""Checks `ray_options=` and adds its defaults. This module can be imported without Ray."""
+"""Checks `ray_options=` and adds the defaults. This module can be imported without Ray."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from penstock._work.job import Job
 from penstock.backends._base import Backend
 
 PATIENCE = 10.0
-"""The default number of seconds without a started worker after which the backend raises."""
+"""The default `patience`: if no worker starts within this many seconds, the backend raises an error."""
 
 # Options of actors, by Ray's names; the last is ours.
 NAMES = ("num_cpus", "num_gpus", "memory", "resources", "runtime_env", "scheduling_strategy", "patience")
 
 
 def resolved(given: Any) -> dict[str, Any]:
-    """Returns the options with their defaults. Raises an error for an unknown option or a wrong value."""
+    """Returns the options with defaults added. Raises an error for an unknown option or a wrong value."""
     given = {} if given is None else given
     if not isinstance(given, Mapping):
         raise TypeError(f"ray_options must be a mapping of names to values, got {type(given).__name__}.")
