@@ -1,6 +1,6 @@
 """Decodes images to upright uint8 pixels of shape (height, width, 3), or (height, width) for gray.
 
-An image is opened to learn its size, and decoded later, when it is known which pixels are needed. The extra "image"
+An image is opened to learn its size, and decoded later, when it is known which pixels are needed. The `image` extra
 installs the required libraries.
 """
 

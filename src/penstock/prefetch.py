@@ -323,8 +323,8 @@ class Prefetcher:
     def _begin(self, again: bool, *, loaded: bool = False, first: Any = None) -> None:
         """Starts a pass over the source, and the thread if needed.
 
-        If `again` is False, only the first pass is started. If `loaded` is True, the pass begins at the state
-        `first`.
+        If `again` is False, does nothing unless this is the first pass. If `loaded` is True, the pass begins at the
+        state `first`.
         """
         self._check()
         producer = self._producer

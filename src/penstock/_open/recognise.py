@@ -119,7 +119,7 @@ def _folder(folder: str) -> Any:
 
 
 def _paired(files: list[AnyFile]) -> list[AnyFile]:
-    """Replaces each Megatron `.bin` with its `.idx`, and removes files that only accompany other files."""
+    """Returns the list with each Megatron `.bin` replaced by its `.idx`, and without files that accompany others."""
     by_path = {file.path: file for file in files}
     found: dict[str, AnyFile] = {}
     for file in files:

@@ -123,10 +123,11 @@ def check_host(url: str) -> None:
 
 
 def redacted(url: str) -> str:
-    """Returns a URL for messages: without user, password and query.
+    """Returns the URL in a form fit for messages, without the user, password or query.
 
     `url` may also be a path, because the user may have mistyped a URL. If it is unclear where the password ends,
-    everything up to the last @ is hidden. So two URLs may have the same result. (`faithful` gives unique results.)
+    everything up to the last @ is hidden. Two different URLs may therefore give the same result, unlike with
+    `faithful`.
     """
     found = _URL.match(url)
     if found is None:

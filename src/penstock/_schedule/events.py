@@ -64,9 +64,12 @@ class StepFilled(NamedTuple):
 class StepEnded(NamedTuple):
     """A stream ended before this step, so the stream has no samples for later steps either.
 
-    If the step belongs to the next run, the current run continues. The step's slab is freed, and no more steps are
-    posted until the next `Opened`. After that, the engine must send `Bounded`, because the scheduler does not
-    remember where the new run ends.
+    In all cases, the step's slab is freed. If the step was abandoned, nothing else happens. Otherwise, no more steps
+    are posted until the next `Opened`. If the step belongs to the current run, this run ends before the step. If it
+    belongs to the next run, the current run continues, and the engine must send `Bounded` after the next `Opened`,
+    because the scheduler does not remember where the next run ends.
+
+    If each worker has its own stream, other rules apply (see `assigned.py`).
     """
 
     seq: int

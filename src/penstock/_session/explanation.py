@@ -82,7 +82,7 @@ class Explanation:
 
 
 def check_dealt(step: int, epoch: int, first: int) -> None:
-    """Raises ValueError for a step before `first`. The earlier steps were dealt to another number of ranks."""
+    """Raises ValueError for a step before `first`. The earlier steps were dealt to a different number of ranks."""
     if step < first:
         raise ValueError(
             f"The steps before {first} of epoch {epoch} were dealt to another number of ranks, and then the epoch "

@@ -101,7 +101,7 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}
 
 
 def waits_for_thread(pid: int) -> bool:
-    """True if the process's main thread is waiting for another thread (at a lock, say), or if this is unknown."""
+    """True if the process's main thread waits for another thread (on a lock, say), or if this cannot be told."""
     try:
         with open(f"/proc/{pid}/syscall") as file:
             calls = file.read().split()

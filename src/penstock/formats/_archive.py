@@ -5,8 +5,8 @@
     the end:   zeros
 
 If a member's name is too long for its header, or is not ASCII, an extra member that holds the name comes first. The
-kind of the extra member is L (GNU) or x (POSIX). Kind x contains lines of the form `length key=value`.
-Other modules reject compressed archives.
+kind of the extra member is L (GNU) or x (POSIX). The content of kind x consists of lines of the form
+`length key=value`. Other modules reject compressed archives.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def edges(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 
 
 class Fetched(AnyFile):
-    """A remote file. The given byte ranges are fetched together in advance, other bytes when they are needed."""
+    """A remote file. The given byte ranges are fetched together in advance. Other bytes are fetched when needed."""
 
     def __init__(self, file: RemoteFile, extents: Sequence[ByteRange]) -> None:
         self._file, self.path, self.size = file, file.path, file.size

@@ -195,7 +195,10 @@ def _dictionaries(column: Any) -> Iterator[Any]:
 
 
 def _longest(column: Any) -> int:
-    """Returns the longest dictionary entry's size in bytes, or 0 if there are no dictionaries or one is empty."""
+    """Returns the size in bytes of the longest entry in all dictionaries of a column.
+
+    Returns 0 if the column has no dictionary, or if any dictionary has no entries or only empty ones.
+    """
     import pyarrow.compute as pc
 
     found = [pc.max(pc.binary_length(each.dictionary)).as_py() or 0 for each in _dictionaries(column)]

@@ -22,10 +22,10 @@ _CLOSE, _EXCHANGES = 512, 48
 def deal(costs: Int64s, ranks: int, each: int) -> Int64s:
     """Divides samples among ranks, `each` samples per rank, so that all ranks have about the same cost.
 
-    `costs` has ranks * each entries. The result has a row of sample numbers for each rank. Each round deals the
-    costliest of the remaining samples, one to each rank: the costliest goes to the rank with the lowest cost so far,
-    and so on. After the last round, the rank with the highest cost and the rank with the lowest cost exchange
-    samples, as long as exchanges help. Costs are integers, so the result is the same on every machine.
+    `costs` has ranks * each entries. The result has a row of sample numbers for each rank. In each round, each
+    rank gets one of the costliest samples that remain: the costliest of all goes to the rank with the lowest cost so
+    far, and so on. After the last round, samples are swapped between the rank with the highest cost and the rank with
+    the lowest cost, as long as this helps. Costs are integers, so the result is the same on every machine.
 
     >>> deal(np.array([1, 9, 5, 4]), ranks=2, each=2).tolist()
     [[1, 0], [2, 3]]
@@ -45,7 +45,10 @@ def deal(costs: Int64s, ranks: int, each: int) -> Int64s:
 
 
 def _exchange(dealt: Int64s, costs: Int64s, loads: Int64s) -> None:
-    """Exchanges samples between the costliest and the cheapest rank as long as exchanges help. Changes the arrays."""
+    """Swaps samples between the costliest and the cheapest rank for as long as this helps, up to a maximum number.
+
+    Modifies the arrays in place.
+    """
     ranks = len(loads)
     total = int(loads.sum())
     for _ in range(_EXCHANGES + 2 * ranks):
@@ -75,9 +78,8 @@ class BalancedPlan(OrderPlan):
 
     With `accumulate=k`, the samples of k steps are dealt together, and a sample may move to another of these steps.
     Over the k steps, all ranks have about the same total cost, and the cost of each rank is spread evenly over the
-    steps.
-    If fewer than k steps are left at the end of the epoch, these steps are dealt one by one. An incomplete last step
-    is not balanced.
+    steps. If fewer than k steps are left at the end of the epoch, these steps are dealt one by one. An incomplete
+    last step is not balanced.
 
     >>> from penstock.plan._order import Sequential
     >>> lengths = LengthTable([9, 8, 1, 2])

@@ -77,7 +77,7 @@ class BlockOrder:
 
 
 class _Known(NamedTuple):
-    """The first groups of an arrangement."""
+    """The leading groups of an arrangement, as far as they have been computed."""
 
     groups: int
     numbers: NDArray[np.int64]  # the block numbers, in the order of the epoch

@@ -588,7 +588,7 @@ def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
 
 
 def _distinct(numbers: NDArray[np.int64]) -> list[int]:
-    """Returns the numbers without duplicates. Does not sort them if all are equal, which is usual."""
+    """Returns the numbers without duplicates. Skips the sort in the usual case, where all are equal."""
     if not numbers.size:
         return []
     low, high = int(numbers.min()), int(numbers.max())

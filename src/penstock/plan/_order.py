@@ -330,7 +330,8 @@ class Permutations:
     ) -> NDArray[np.int64]:
         """Returns one element for each entry of `positions`, possibly from different permutations.
 
-        Entry i is element `positions[i]` of the permutation with the size `sizes[which[i]]` and the key `keys[i]`.
+        Entry i of the result is element `positions[i]` of the permutation that has the size `sizes[which[i]]` and the
+        key `keys[i]`.
         """
         cells, sizes = positions.astype(np.uint64), self._sizes[which]
         walking = np.arange(len(cells))

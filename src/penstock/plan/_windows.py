@@ -166,7 +166,7 @@ class Edges:
         return None if self._last(epoch) is None else self._upto(epoch, None)[-1]
 
     def ends_before(self, epoch: int, index: int) -> int | None:
-        """Returns the total of the epoch if it is less than `index`, otherwise None.
+        """Returns the total over all windows of the epoch, from `first` on, if it is less than `index`, else None.
 
         Computes only the windows that the comparison needs.
         """

@@ -410,7 +410,7 @@ class ConcatDataset(Dataset[T_co]):
     def __gather__(self) -> Callable[[Any, Any], Any]:
         """Gathers a batch from one dataset. Returns NotImplemented if the samples are in several datasets.
 
-        The attribute is missing if no dataset has `__gather__`.
+        Accessing `__gather__` raises AttributeError if none of the datasets has it.
         """
         if not any(method_of(dataset, "__gather__") for dataset in self.datasets):
             raise AttributeError("no dataset inside has __gather__")

@@ -1,7 +1,7 @@
 """Maps keys between a dataset and the datasets inside it: for blocks, forecasts, lengths, fingerprints and errors.
 
-This module knows `Subset`, `ConcatDataset` and `StackDataset`, both penstock's and torch's, the stages of
-`_stages.py`, and mixtures.
+This module handles mixtures, the stages of `_stages.py`, and `Subset`, `ConcatDataset` and `StackDataset` (both
+penstock's and torch's).
 """
 
 from __future__ import annotations
@@ -228,7 +228,10 @@ def blocks_of_parts(joint: Any) -> list[Grouping]:
 
 
 def blocks_of_stack(stack: Any) -> Grouping:
-    """Returns the blocks of a StackDataset's first part that has blocks. Raises AttributeError if none has."""
+    """Finds the first part of a StackDataset that has blocks, and returns its blocks.
+
+    Raises AttributeError if no part has blocks.
+    """
     for part in side_by_side(stack):
         try:
             return grouping_of(part)

@@ -60,7 +60,10 @@ _survey: Survey | None = None
 
 
 def survey_by(survey: Survey) -> None:
-    """Sets the `Survey` function, which uses a loader. (This package cannot import loaders itself.)"""
+    """Sets the `Survey` function.
+
+    It is passed in from outside because it uses a loader, and this package cannot import loaders.
+    """
     global _survey
     _survey = survey
 
@@ -246,7 +249,7 @@ class MappedDataset(SameKeys[T_co]):
     def __getitems__(self) -> Callable[[Sequence[Any]], list[Any]]:
         """Reads all samples, then calls the function on each sample.
 
-        The attribute is missing if the wrapped dataset has no `__getitems__`.
+        Accessing `__getitems__` raises AttributeError if the wrapped dataset does not have it.
         """
         if not method_of(self.dataset, "__getitems__"):
             raise AttributeError(f"{type(self.dataset).__name__} has no __getitems__")

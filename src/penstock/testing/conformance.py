@@ -35,7 +35,7 @@ __all__ = ["BrokenLaw", "Suite", "check"]
 
 
 class Suite(LoaderLaws, ProtocolLaws):
-    """All laws for backends. To check a backend, derive a class that describes it with these attributes and methods:
+    """All laws for backends. Derive a class with these attributes and methods to describe the backend under test:
 
     - `backend`: the registered name. `settings`: additional arguments for every loader.
     - `workers`: the number of workers of each loader (2 by default; 0 checks the plain loop).

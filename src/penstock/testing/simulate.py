@@ -149,10 +149,10 @@ class Simulation:
     - `copies_dataset`: True if each worker has its own copy of the dataset, as processes do. Otherwise all workers
       share the caller's dataset, as threads do.
     - `most_steps`: the maximum number of steps in one task.
-    - `names_step`: False if the backend cannot tell which step of a task a dead worker was doing, as with workers on
-      remote machines.
+    - `names_step`: False if the backend cannot tell which step of a task a worker was working on when it died, as
+      with workers on remote machines.
 
-    The results are these attributes:
+    The results are available as attributes:
 
     - `now`: the virtual time.
     - `history`: all actions so far.

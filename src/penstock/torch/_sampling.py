@@ -92,7 +92,10 @@ class Sampling:
 
     @property
     def draws_from(self) -> set[str]:
-        """The names of the global generators that the sampler may still use. Empty once the keys have been drawn."""
+        """The names of the global generators that the sampler may still use.
+
+        The set is empty once `origin` is known.
+        """
         if self.origin is not None or type(self.sampler) in (list, tuple, range):
             return set()
         if not self._is_torchs:
@@ -468,7 +471,10 @@ class _Continued(TemporaryStates):
 
 
 class Restored(Reading):
-    """A `Reading` whose `restore` may set the global generators. A `TemporaryStates` loan keeps the new states."""
+    """A `Reading` whose `restore` may set the global generators, by calling the user's `load_state_dict`.
+
+    If that happens during a `TemporaryStates` loan, the new states stay in place when the loan ends.
+    """
 
     def restore(self, part: Any, state: Any) -> None:
         before = take_states()
