@@ -198,7 +198,7 @@ class Producer:
         return made
 
     def make(self, sweep: Sweep, changes: InterruptSafeCondition) -> Produced:
-        """Reads and copies the next batch. The result has END after the last batch, and a NoBatch after an error."""
+        """Reads and copies the next batch. Returns a NoBatch in its place after an error, and END after the last batch."""
         number = 0
         try:
             if sweep is not self._reading:

@@ -132,7 +132,7 @@ def _paired(files: list[AnyFile]) -> list[AnyFile]:
 
 
 def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
-    """Leaves out files that belong to an index.json, such as LitData's chunks, and any unrecognised index.json."""
+    """Leaves out every unrecognised index.json, and files that belong to a recognised one, such as chunks."""
     others: set[str] = set()
     names = tuple(end for end in _ends() if not end.startswith("."))
     for file in files if len(files) > 1 else ():

@@ -101,7 +101,7 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}
 
 
 def waits_for_thread(pid: int) -> bool:
-    """True if the process's main thread waits for another thread (on a lock, say), or if this cannot be told."""
+    """True if the process's main thread waits for another thread (on a lock, say), or if this is unknown."""
     try:
         with open(f"/proc/{pid}/syscall") as file:
             calls = file.read().split()

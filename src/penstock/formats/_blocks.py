@@ -19,7 +19,7 @@ from penstock.formats._format import FileRows, Format
 from penstock.source._nested import gathers_numpy
 
 KEEP = 256 << 20
-"""The default limit, in bytes, on the total size of the decoded blocks of a dataset that a process keeps."""
+"""How many bytes of decoded blocks a process keeps for one dataset, unless a limit is given."""
 
 
 class Blocks(Format):

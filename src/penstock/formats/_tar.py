@@ -273,7 +273,7 @@ class Tar(Extents):
 
 
 class BadRows:
-    """The rows of a tar that cannot be read.
+    """The unreadable rows of a tar.
 
     If the tar is damaged at the offset `byte`, no row from `lost` on can be read. A row in `others` cannot be
     read because the members of its sample are not adjacent: `others` maps it to another row of the same sample.

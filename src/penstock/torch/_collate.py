@@ -79,7 +79,7 @@ def explained(samples: Any) -> Any:
 
 
 def explain(error: Exception, samples: Any) -> None:
-    """Adds a note to the error, from penstock's own collate: which field and rows do not fit together."""
+    """Adds a note to the error that names the field and the rows that do not fit together."""
     try:
         penstock.collate.default_collate(samples)
     except CollateError as found:

@@ -107,7 +107,7 @@ class Ledger:
         return None
 
     def _sort(self, worker: int) -> None:
-        """Records whether a worker is free or, unless `_leaves` > 0, may get a second task."""
+        """Updates `_free` and `_ready`: whether a worker has no task, or may get a second one."""
         self._free.pop(worker, None)
         self._ready.pop(worker, None)
         if worker in self._halted:
