@@ -198,7 +198,7 @@ class Producer:
         return made
 
     def make(self, sweep: Sweep, changes: InterruptSafeCondition) -> Produced:
-        """Reads and copies the next batch. In its place, gives END after the last batch, and a NoBatch after an error."""
+        """Reads and copies the next batch. Gives END after the last batch, and a NoBatch after an error."""
         number = 0
         try:
             if sweep is not self._reading:
