@@ -134,7 +134,7 @@ def test_64_bit_numbers_become_32_bit_numbers_in_the_worker() -> None:
 
 
 def test_with_64_bits_enabled_numbers_stay_as_they_are() -> None:
-    enable = getattr(jax, "enable_x64", None) or jax.experimental.enable_x64  # the latter before 0.8
+    enable = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64  # the latter before 0.8
     with enable(True):
         (batch,) = penstock.jax.DataLoader(np.arange(4) << 40, 4)
         assert (batch.dtype, batch[3]) == (np.int64, 3 << 40)

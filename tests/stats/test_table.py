@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from handmade import period, stats, worker
+import pytest
+from handmade import period, spans, stats, worker
 
 from penstock.stats import Decision, FirstBatch, Machine, Memory, Period, SlowSample
 
@@ -116,3 +117,14 @@ def test_everything_else_has_a_line() -> None:
 def test_a_loader_that_was_not_read_has_a_table() -> None:
     shown = str(stats(Period(), first_batch=None))
     assert "No batch was handed out yet." in shown and "first batch" not in shown
+
+
+@pytest.mark.parametrize("longest", [119.6, 7_199.0, 350_000.0])
+def test_batches_that_take_minutes_or_hours_fit_into_the_lines(longest: float) -> None:
+    long = spans(10, 20 * longest, longest)
+    figures = stats(
+        epoch=replace(stats().epoch, batches=10, works=long), life=replace(stats().life, waits=long, works=long)
+    )
+    lines = str(figures).split("\n")
+    assert max(map(len, lines)) <= 100
+    assert any("median / p95 / longest" in line and ("min / " in line or " h / " in line) for line in lines)

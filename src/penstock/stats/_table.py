@@ -9,7 +9,7 @@ from html import escape
 from penstock._printable import printable
 from penstock.stats._figures import CacheFigures, Period, Spans, Stats, WorkerFigures
 from penstock.stats._shown import settings_of
-from penstock.stats._units import count, seconds, share, size
+from penstock.stats._units import brief, count, seconds, share, size
 
 WIDTH = 100
 _MOST_WORKERS = 16  # rows; further workers are added up in one row
@@ -76,7 +76,8 @@ def _periods(stats: Stats) -> Iterator[str]:
 
 
 def _spans(spans: Spans) -> str:
-    return f"{seconds(spans.median)} / {seconds(spans.p95)} / {seconds(spans.longest)}"
+    # In one unit each: two columns of these are the widest lines.
+    return f"{brief(spans.median)} / {brief(spans.p95)} / {brief(spans.longest)}"
 
 
 def _ready(period: Period) -> str:

@@ -19,6 +19,13 @@ def seconds(value: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def brief(value: float) -> str:
+    """Formats a duration in a single unit, such as `12.5 s`, `2.08 min` or `3.33 h`."""
+    if value < 119.5:
+        return seconds(value)
+    return f"{three(value / 60)} min" if value < 7170 else f"{three(value / 3600)} h"
+
+
 def size(nbytes: float) -> str:
     """Formats a number of bytes with decimal units, such as `512 B`, `1.5 kB` or `150 MB`."""
     if nbytes < 999.5:
