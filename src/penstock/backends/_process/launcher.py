@@ -39,7 +39,6 @@ from penstock._system.limits import no_more_processes
 from penstock._system.platform import fcntl
 from penstock._system.warnings import called_through
 from penstock._wire.failure import Failure, restore
-from penstock._wire.shipment import pack, unpack
 from penstock.backends._native_threads import limit, look_up, opencv_stopped, variables
 from penstock.backends._process import forking, methods
 from penstock.backends._process import process as processes
@@ -120,6 +119,9 @@ class Launcher:
         """Writes the files that new interpreters read: `shipment` (the pickled payload) and `boot` (the settings)."""
         descriptors: list[int] = []
         try:
+            import_whole("penstock._wire.shipment")
+            from penstock._wire.shipment import pack  # late: a fork needs none
+
             self.own["shipment"] = pack((self._main, payload), descriptors)
         finally:
             self.own |= {f"inherited {fd}": fd for fd in descriptors}
@@ -372,6 +374,8 @@ def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
         requests = socket.socket(fileno=number)
     try:
         with inheriting(itself):
+            from penstock._wire.shipment import unpack
+
             main, payload = unpack(boot["shipment"])
     except BaseException as exc:  # unpickling runs the user's code
         pid = os.getpid()
