@@ -54,7 +54,7 @@ class Scout:
             self._thread = started("penstock-scout", self._work, self._fetches.stop)
 
     def close(self) -> None:
-        """Stops the scout. Pieces that are being fetched are completed in the background."""
+        """Stops the scout. Fetches in flight end in the background, and are not retried."""
         self._fetches.stop()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():  # the garbage collector may run in it

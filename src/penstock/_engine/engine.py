@@ -174,7 +174,10 @@ class Engine(EngineLifetime):
             self._open(run)
 
     def take_back(self) -> bool:
-        """Takes the engine from its iterator if the last batch has been handed out. Otherwise, returns False."""
+        """Takes the engine from an iterator that has handed out its last batch. Returns False if it cannot be taken.
+
+        It cannot be taken, for example, while another thread uses it or the run has an error to raise.
+        """
         taken: list[bool] = []
         self.held(partial(self._take_back, taken), wait=False)
         return bool(taken)

@@ -170,7 +170,10 @@ class StreamFetch(Fetch):
         self._focus.doing(f"the stream's next {'sample' if n == 1 else f'{n} samples'}, ", None)
 
     def _pass_over(self, until: int) -> None:
-        """Reads and discards all batches before batch `until`, each with its own random numbers."""
+        """Reads and discards all batches before batch `until`, each with its own random numbers.
+
+        These batches belong to other ranks, or were handed out before a resume.
+        """
         if self._stream.read >= until:
             return
 

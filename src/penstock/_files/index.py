@@ -242,7 +242,7 @@ def _is_shared(file: AnyFile, folder: Path) -> bool:
 class _IndexBeside(NamedTuple):
     """An index beside the indexed file, readable by all who can read that file.
 
-    An index is used only if all users who can write it can also change the indexed file.
+    An index is used only if all other users who can write it can also change the indexed file.
     """
 
     path: Path

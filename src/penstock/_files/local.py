@@ -169,7 +169,7 @@ class File(AnyFile):
         return mapped([self])[0][: self.size]
 
     def descriptor(self) -> Descriptor:
-        """Returns the file's descriptor, which stays open for as long as the caller keeps this object."""
+        """Returns the file's descriptor, open for as long as the caller keeps the `Descriptor` object."""
         descriptor = self._descriptor
         if descriptor is None:
             descriptor = Descriptor(self.path)

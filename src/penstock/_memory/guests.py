@@ -69,7 +69,7 @@ Spot = tuple[MakeLeaf, tuple[int, ...], Any, int]
 class LateLeaves(NamedTuple):
     """A batch of numpy arrays. When the caller opens the batch, `make` replaces the arrays with a guest's leaves.
 
-    So workers never handle objects of the guest.
+    So a worker creates no objects of the guest, unless the whole batch must be pickled.
     """
 
     batch: Any

@@ -103,7 +103,7 @@ def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = Tru
 
 
 def view_of(memory: Any, *, writable: bool = True) -> memoryview:
-    """Returns a view of mapped memory. Threads may read and set items at the same time, but not slice the view."""
+    """Returns a view of mapped memory. Several threads may read and set its items, but only one may slice it."""
     array: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
     array.flags.writeable = writable
     return array.data

@@ -233,7 +233,7 @@ class Leases:
                 lease.forks = (*lease.forks, fork)
 
     def close(self) -> None:
-        """Forgets all forks, and ignores all later forks. No slab is reused after this call.
+        """Forgets all forks, and ignores all later forks, because no slab is used again.
 
         `nbytes` still counts lent slabs.
         """
