@@ -184,7 +184,7 @@ _NO_BLOCKS = "the order is torch's, which knows no blocks."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The settings of a loader, with all defaults filled in."""
+    """The settings of a loader, with all defaults filled in. A test compares them with the public signatures."""
 
     batch_size: int | None = _option(
         1,

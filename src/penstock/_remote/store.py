@@ -64,7 +64,7 @@ class Page(NamedTuple):
 
 
 class Store(Protocol):
-    """Access to a store through one library. Each call is one attempt, and may raise the library's errors."""
+    """Access to a store through one library. Each call is one attempt, and may raise any error: see `attempt`."""
 
     def find(self, key: str) -> StoredObject: ...
 

@@ -361,7 +361,7 @@ class Epochs:
         return start.as_dict()
 
     def restores(self) -> bool:
-        """True if the sampler or stream must load its saved state, because its current state is different."""
+        """True if the sampler or stream must load its saved state, because no live object has that state."""
         begun = None if self.progress is None else self.progress.begin.mark
         return self.loaded is not None or (isinstance(begun, Mark) and begun.at_end)
 
@@ -446,7 +446,7 @@ def number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
 
 
 def with_later(state: dict[str, Any], later: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns `state` with the dicts in `later`, if there are any, added under the key "later"."""
+    """Returns `state` with the `_LATER` fields of each state in `later`, if there are any, under the key "later"."""
     parts = [{name: each[name] for name in _LATER} for each in later]
     return {**state, "later": parts} if parts else state
 

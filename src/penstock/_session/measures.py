@@ -170,7 +170,7 @@ class Measures:
         return [crew.gauges for crew in self.crews()]
 
     def snapshot(self) -> MeterSnapshot:
-        """Returns a copy of all counters. Of an unfinished task, only the steps handed out so far are counted."""
+        """Returns a copy of all counters. Of a task that is being handed out, counts the steps so far."""
         crews = list(self.crews())
         answers = [answer for crew in crews if (answer := crew.open_answer()) is not None]
         return self.meter.snapshot([crew.gauges for crew in crews], answers)

@@ -39,7 +39,10 @@ class Session:
         return engine
 
     def tick(self, engine: Engine) -> None:
-        """Updates the measurements. The thread that reads from the engine calls this several times a second."""
+        """Updates the measurements.
+
+        The thread that reads from the engine calls this several times a second, between two calls to `engine.next`.
+        """
         self.measures.tick()
 
     knows_end = True  # False for a stream, whose last batch is not known in advance

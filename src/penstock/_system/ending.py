@@ -1,8 +1,8 @@
 """Raises the exceptions of penstock's iterators: StopIteration at the end, or an error in place of a batch.
 
-Inside penstock, errors and the end of an iteration are values, and only this module raises exceptions. So a
-StopIteration that arrives here comes from the user's code. It is replaced by a RuntimeError, because the caller would
-mistake a StopIteration for the end of the epoch.
+Inside penstock, both are values, and only this module turns these values into exceptions. So a StopIteration that
+arrives here comes from the user's code. It is replaced by a RuntimeError, because the caller would mistake a
+StopIteration for the end of the epoch.
 """
 
 from __future__ import annotations

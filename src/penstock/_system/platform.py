@@ -1,8 +1,8 @@
 """The system calls that penstock uses but that macOS or Windows lacks, and their replacements.
 
 Worker processes need Linux, as do memory and locks that processes share. Everything else runs wherever Python does.
-So modules that run everywhere import the names below from this module instead of from `os`. Only modules for worker
-processes use `os` itself. The constants depend on what `os` and `fcntl` offer, not on the name of the system. See
+So modules that run everywhere import the names below from this module instead of from `os`. Modules that only worker
+processes need use `os` itself. The constants depend on what `os` and `fcntl` offer, not on the name of the system. See
 docs/decisions/0058.
 """
 

@@ -16,7 +16,7 @@ _between: set[str] = set()  # files of libraries that call penstock for the user
 
 
 def called_through(filename: str) -> None:
-    """Marks a file as library code that calls penstock for the user. Warnings then point to the library's caller."""
+    """Marks a file as library code that calls penstock for the user. Warnings then point to that file's caller."""
     _between.add(filename)
 
 

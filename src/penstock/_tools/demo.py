@@ -69,7 +69,7 @@ class Pictures:
 
 
 def _generator() -> np.random.Generator:
-    """Returns penstock's generator for the sample or, in torch's loader, a new generator."""
+    """Returns penstock's generator for the sample. With torch's loader, whose batches are not compared, a new one."""
     return rng() if at_work.source is not None else np.random.default_rng()
 
 

@@ -258,7 +258,7 @@ def described(exc: BaseException) -> str:
 def safe_text(obj: object, show: Callable[[object], str] = str) -> str:
     """Returns `show(obj)` or, if `show` raises an error, text that names the error.
 
-    Outside worker processes, a KeyboardInterrupt is raised as usual.
+    Raises nothing, except a KeyboardInterrupt outside worker processes.
     """
     try:
         return "".join((show(obj),))  # joined: __str__ may return a subclass of str

@@ -60,7 +60,7 @@ _UNPICKLABLE = (
 _by_tag = by_tag()
 
 Head = tuple[int, int, int]
-"""The number of a step's task, the offset of the step's batch in the slab, and the time in ns when the work began."""
+"""The number of a step's task, the offset of the step's piece of the slab, and the time in ns when the work began."""
 
 
 class Trailer(NamedTuple):

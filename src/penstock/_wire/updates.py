@@ -34,7 +34,7 @@ def encode(change: Change, known: frozenset[bytes] = frozenset(), *, fresh: bool
 
 
 class UpdateLog:
-    """A place in the log of dataset changes: this process has written or applied all changes before `end`."""
+    """A place in the log of dataset changes. This process has written or applied all changes before byte `end`."""
 
     __slots__ = ("end",)
 

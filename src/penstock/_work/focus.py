@@ -61,7 +61,7 @@ class Focus(Source):
     # Random numbers.
 
     def draw_for(self, number: int) -> None:
-        """Switches to the random numbers of another step during a task. `number` comes from `Job.number`."""
+        """Switches, during a task, to the random numbers of the step `number` (counted as by `Job.number`)."""
         self._drawing = number
         self.rngs.clear()
         if self._generators.may_seed:

@@ -31,7 +31,7 @@ class Generators:
         self._seed_step, self._borrow = seed_step, Borrowed
 
     def seed(self, epoch: int, number: int) -> int:
-        """Seeds the generators for a step, and returns the seed. `number` comes from `Job.drawing`."""
+        """Seeds the generators, and returns the seed. `number` comes from `Job.drawing` or `Job.number`."""
         assert self._seed_step is not None
         return self._seed_step(self._seed, epoch, number)
 

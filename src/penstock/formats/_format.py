@@ -30,7 +30,10 @@ from penstock.source._array import checked_keys
 from penstock.source._dataset import Dataset, remove_bypass, sliced
 
 BLOCK = 8 << 20
-"""The approximate size in bytes of blocks and remote requests, in formats whose files have no blocks of their own."""
+"""The approximate size in bytes of a block, in formats whose files have no blocks of their own.
+
+It is the size of the pieces in which remote files are fetched (`PIECE`).
+"""
 
 
 class FileRows(NamedTuple):

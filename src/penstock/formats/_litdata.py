@@ -5,7 +5,8 @@
     a sample:    the size of each leaf (4 bytes each) | the leaves
 
 `_sharded.py` describes the layout of a chunk. Token datasets store the ids of all samples one after the other. In
-some chunks, the samples are rows of an Arrow file, which is followed by its length (4 bytes) and an end marker (8).
+some chunks, the samples are rows of an Arrow file. It comes after the head of the chunk, and is followed by its
+length (4 bytes) and an end marker (8).
 """
 
 from __future__ import annotations

@@ -34,7 +34,10 @@ def fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
 
 
 def numbers(message: memoryview, wire_type: int) -> Iterator[Any]:
-    """Yields the numbers in field 1, the message's only field. With `FOUR`, yields runs of numbers as bytes."""
+    """Yields the numbers in field 1, packed or not. The message must not have other fields.
+
+    For the wire type `FOUR`, yields runs of numbers as bytes.
+    """
     for field, found_type, found in fields(message):
         if field != 1 or found_type not in (wire_type, BYTES):
             raise MessageError(f"a list of numbers has a field {field} of wire type {found_type}")

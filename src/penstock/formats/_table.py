@@ -60,7 +60,7 @@ class Table(Format):
     columns: list[str]
     """The column names, in the order of a sample's fields."""
     decode: Mapping[str, Decoder | None] | None = None
-    """Maps each column that contains encoded files to its decoding function."""
+    """The decoding functions that the user has given, by column. None in place of a function keeps the bytes."""
     _decoders: Mapping[str, Decoding | None] = {}
     _part: ClassVar[str] = "part"
     """The word for a block in error messages, such as "row group"."""

@@ -317,7 +317,7 @@ def _checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 
 
 def _header(file: AnyFile, begin: bytes, dtype: np.dtype[Any]) -> int:
-    """Returns the size of a file's header, or 0. Raises FormatError if the ids cannot be of type `dtype`."""
+    """Returns the size of a file's header, or 0. Raises FormatError if the file cannot contain ids of this dtype."""
     for at, magic, what, remedy in (*_NO_IDS, *_RECORDS * TFRecord.matches(begin)):
         if begin.startswith(magic, at):
             raise FormatError(

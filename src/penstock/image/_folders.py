@@ -54,7 +54,7 @@ class LocalFolder:
 
 
 class RemoteFolder:
-    """A folder in a remote store. Keeps file sizes and version tokens (ETags) from the listing, to save requests."""
+    """A folder in a remote store. Keeps file sizes and version tokens from the listing, to save requests."""
 
     is_remote = True
 

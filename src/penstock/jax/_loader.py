@@ -157,7 +157,10 @@ _WHY = 'JAX has 64-bit numbers only after jax.config.update("jax_enable_x64", Tr
 
 
 def _cast(dtype: Any, casting: str) -> Cast | None:
-    """Returns how workers convert numbers. They narrow 64-bit numbers, which JAX would copy before narrowing."""
+    """Returns how workers convert numbers, which includes narrowing 64-bit numbers unless JAX has them.
+
+    JAX itself would cut off numbers that do not fit, and only after all bytes were moved.
+    """
     others = () if jax.dtypes.canonicalize_dtype(np.int64) == np.int64 else _NARROWER
     extra = {
         name: np.dtype(kind) for name, kind in vars(ml_dtypes).items() if isinstance(kind, type) and _is_dtype(kind)
@@ -194,8 +197,8 @@ def _shard(shard: Any, sharding: Any) -> Any:
 def _last_batch(dataset: Any, given: dict[str, Any], sharding: Any) -> Any:
     """Returns `last_batch`, or the default if `last_batch` is None.
 
-    The default is "pad" if `batch_size` is given and the epoch's end is known in advance. With "pad", all batches
-    have the same shape.
+    The default is "pad" if the epoch's end is known in advance, and `batch_size` is given without `drop_last`,
+    `batch_sampler` and `batch_tokens`. With "pad", all batches have the same shape.
     """
     choice, by_size = given["last_batch"], given["batch_size"] is not None
     others = given["drop_last"], given["batch_sampler"] is not None, given["batch_tokens"] is not None

@@ -106,7 +106,7 @@ class Arrangement:
     """The blocks of one epoch, laid end to end in random order.
 
     A place is the index of a sample in this sequence. A position is the sample's index in the final order. A mixture
-    may begin hundreds of sources at once, so groups are arranged only up to the last position that was requested. An
+    may begin hundreds of sources at once, so groups are arranged only about as far as positions were requested. An
     arranged block takes 20 bytes.
     """
 

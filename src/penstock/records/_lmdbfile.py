@@ -4,7 +4,7 @@ The library `lmdb` is not used, for two reasons. It maps the file and trusts the
 truncated file crashes the process. And the environments of `lmdb` must not be used across a fork. This module checks
 every number before using it, and reads the file at explicit offsets.
 
-    pages 0 and 1  the states after the last two transactions; the newer one is valid
+    pages 0 and 1  the states after the last two transactions; the newer one counts
     branch page    keys, and the pages below them
     leaf page      keys and values; for a large value only the page where it begins
     overflow page  the beginning of a large value, which continues on the next pages

@@ -286,7 +286,10 @@ def live(
     lifeline: int | None = None,
     sentinel: int = -1,
 ) -> NoReturn:
-    """Runs `main` and exits, without running the parent's cleanup code. With a `lifeline`, first calls `settle`."""
+    """Runs `main` and exits, without running the parent's cleanup code. With a `lifeline`, first calls `settle`.
+
+    Only forked processes have a `lifeline`. A new interpreter has called `settle` before.
+    """
     code = 1
     try:
         if lifeline is not None:

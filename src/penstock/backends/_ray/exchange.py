@@ -4,8 +4,9 @@ Each connection has a thread that receives batches directly into the slabs (the 
 next task. So workers are busy while the caller runs its training step. The caller's thread and these threads share
 one `Exchange`.
 
-When a worker is lost, the thread of its connection reports the loss, and then ends. So once the engine knows of the
-loss, no more bytes from that worker are written to a slab, even if the worker is still alive.
+Once a worker has connected, only the thread of its connection reports that the worker is lost, and this is the
+thread's last act. So once the engine knows of the loss, no more bytes from that worker are written to a slab, even if
+the worker is still alive.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ class Exchange:
     def _receive_reply(
         self, remote: RemoteWorker, link: Link, seq: int, piece: tuple[int, int], strays: int, figures: int
     ) -> None:
-        """Receives a reply, its batch, and its strays. `piece` is the batch's (offset, size) in the slab."""
+        """Receives a reply, its bytes for the slab, and its strays. `piece` is where these bytes go: (offset, size)."""
         start, size = piece
         data = link.receive(REPLY.size + figures + strays * STRAY.size)
         reply, told = bytes(data[: REPLY.size]), data[REPLY.size : REPLY.size + figures]
@@ -232,7 +233,7 @@ class Exchange:
         self.gauges.begun(remote.seat, time.perf_counter_ns() if is_busy else 0)
 
     def _dealt(self) -> list[Link]:
-        """Assigns queued tasks and exit requests, with the lock held. The caller must push the returned links."""
+        """Assigns queued tasks and exit requests. The caller must hold the lock, and then push the returned links."""
         links: dict[Link, None] = {}
         for worker in self._ledger.leave():
             remote = self._remotes[worker]
@@ -301,7 +302,10 @@ class Exchange:
         return Lost(remote.id, seq, at, remote.who, how, signal, end.cause)
 
     def _forget(self, remote: RemoteWorker) -> tuple[int | None, int]:
-        """Removes a worker. Returns (task, the task's step count) if the worker had a wanted task, else (None, 1)."""
+        """Removes a worker. Returns the task that it may have been running, and that task's step count.
+
+        Returns (None, 1) if the worker had no task, or if its oldest task is unwanted.
+        """
         with self._lock:
             remote.state = RemoteWorkerState.GONE
             seq = self._ledger.lose(remote.id)

@@ -3,7 +3,8 @@
     worker   connects --challenge, hello--> waits for WELCOME --unpacks the job--> READY, or BROKEN with the error
     driver   listens on the node's address, and drops connections without the token (see `door.py`)
 
-Ray passes the token, 32 random bytes, to the worker. The token is never sent over a link (see `challenge.py`).
+Ray passes the token, 32 random bytes, to the worker. The token is never sent over the connection
+(see `challenge.py`).
 Neither side unpickles anything before the other side has proved that it has the token.
 """
 
@@ -85,7 +86,7 @@ class TlsFiles(NamedTuple):
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of some packages. Driver and worker compare these versions."""
+    """Returns the versions of Python and of some packages. The driver compares the worker's with its own."""
     ours: str = sys.modules["penstock"].__version__
     found = {"python": platform.python_version(), "penstock": ours, "numpy": np.__version__}
     for guest in GUESTS:

@@ -2,7 +2,8 @@
 
 A frame consists of a head and data. The head is six numbers, the first of which is the kind of the frame. Any thread
 may send. One thread receives, with blocking calls, directly into the memory where the bytes belong. `post` queues
-frames. `push` sends them: large ones in a separate thread, so that the caller need not wait for a slow reader.
+frames. `push` sends them: large ones in a separate thread, so that the caller need not wait for a slow reader. Later
+frames queue up behind them.
 """
 
 from __future__ import annotations
