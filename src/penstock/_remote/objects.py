@@ -141,7 +141,7 @@ class Objects:
         return (self._is_s3 and self._wrong_region(str(error))) or _failed(error)
 
     def _wrong_region(self, text: str) -> RequestFailed | None:
-        """Returns an error that names the bucket's region if it is known, or None if the region was not the problem."""
+        """Returns an error with the bucket's region (if it is known), or None if the region was not the problem."""
         head, asked = text.partition("\n\nDebug source")[0], _ASKED.search(text)
         named = _REGION.search(head)
         if "redirect without LOCATION" in head:

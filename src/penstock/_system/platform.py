@@ -2,8 +2,8 @@
 
 Worker processes need Linux, as do memory and locks that processes share. Everything else runs wherever Python does.
 So modules that run everywhere import the names below from this module instead of from `os`. Modules that only worker
-processes need use `os` itself. The constants depend on what `os` and `fcntl` offer, not on the name of the system. See
-docs/decisions/0058.
+processes need use `os` itself. The constants depend on what `os` and `fcntl` offer, not on the name of the system.
+See docs/decisions/0058.
 """
 
 from __future__ import annotations

@@ -116,8 +116,9 @@ def open_sealed(path: str, name: str, seals: int, flags: int = os.O_RDONLY, owne
 def check_beside(path: str, of: str) -> os.stat_result:
     """Raises Untrusted if an untrusted user owns `path` or may write to it. Otherwise returns `os.stat(path)`.
 
-    This user, root and the owner of `of` (a file in the same folder) are trusted. So are the members of the folder's
-    group, if they may replace any file in the folder. All of these can change `of` itself, too. If `path` is a link, the owner of the link is checked, too.
+    This user is trusted, and so is everyone who can change `of` (a file in the same folder): root, the owner of `of`,
+    and the members of the folder's group, if they may replace any file in the folder. If `path` is a link, the owner
+    of the link is checked, too.
     """
     folder, about = os.stat(os.path.dirname(of) or "."), os.lstat(path)
     # A group that may replace any file in the folder is trusted.
