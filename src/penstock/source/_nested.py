@@ -39,8 +39,9 @@ def method_of(dataset: object, name: str) -> Any:
 Views = Callable[[Sequence[int]], dict[str, list[NDArray[Any]]] | None]
 """The type of a dataset's `__views__`, which returns arrays of samples, by field, without copying.
 
-Fields without arrays are left out. If views are impossible, for example for samples that must be read first, the
-result is None. The arrays must not be changed. `__views__` is private to penstock.
+Fields without arrays are left out. The result is None if views are impossible, for example if samples must be read
+first, or if only the samples show which fields are arrays. The arrays must not be changed. `__views__` is private to
+penstock.
 """
 
 

@@ -1,7 +1,7 @@
 """Implements the methods `map`, `filter`, `batch` and `shuffle` of `IterableDataset`.
 
 Each method returns a stage: a stream that wraps another stream and reads it item by item. The state of a stage
-includes the state of the wrapped stream, so the stage and the wrapped stream can both be resumed exactly. If the
+includes the state of the wrapped stream, so a stage can be resumed exactly where the wrapped stream can. If the
 wrapped stream has no state, the stage has no state. A loader then resumes by reading from the beginning.
 """
 

@@ -202,7 +202,7 @@ class Facts:
 
     @property
     def uses_pil(self) -> bool:
-        """True if workers opened images with PIL, and spent at least half of their busy time fetching samples."""
+        """True if PIL has opened images in a worker's process, and fetching took at least half of the busy time."""
         return any(worker.pil for worker in self.period.workers) and self.part("fetch") >= 0.5
 
     @cached_property

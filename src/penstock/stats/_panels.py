@@ -108,7 +108,10 @@ def _over_time(
 
 
 def _edges(moments: Sequence[Moment]) -> list[tuple[float, float]]:
-    """Returns, for each moment but the last, its position and that of the next moment, both from 0 to 1."""
+    """Returns, for each moment but the last, its position and that of the next moment, both from 0 to 1.
+
+    In the charts, the interval between these positions shows the values of the later moment.
+    """
     whole = moments[-1].at or 1.0
     return [(before.at / whole, after.at / whole) for before, after in pairwise(moments)]
 

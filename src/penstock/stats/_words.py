@@ -56,7 +56,10 @@ def use_workers(facts: Facts, workers: int) -> str:
 
 
 def _more_workers(facts: Facts, most: int) -> str:
-    """Returns advice on how to use more workers: at least one more, and preferably no more than `most` in all."""
+    """Returns advice on how to use more workers: at least one more, and preferably no more than `most` in all.
+
+    The advised number is never above `--max-workers`.
+    """
     if facts.auto:
         return f'num_workers="auto" has chosen {facts.workers}; raise max_workers= if that is its limit'
     if facts.workers >= facts.most_workers:

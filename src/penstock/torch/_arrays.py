@@ -16,7 +16,10 @@ def as_tensor(array: NDArray[Any]) -> torch.Tensor:
 def resized(
     pixels: NDArray[np.uint8], extent: tuple[float, float], to: tuple[int, int], mode: Literal["bilinear", "bicubic"]
 ) -> NDArray[np.uint8]:
-    """Resizes pixels as Pillow does, except for rounding. `extent` is the (fractional) height and width."""
+    """Resizes pixels as Pillow does, except for rounding.
+
+    `extent` is the height and width of `pixels`, which may be fractions.
+    """
     image = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]
     scales = to[0] / extent[0], to[1] / extent[1]
     operators = torch.ops.aten  # torch.nn.functional.interpolate, but with a size and scales

@@ -59,7 +59,7 @@ class PlannedKeys(Planned):
 def planned_in(loader: Any) -> Planned | None:
     """Returns the loader's `Planned` sampler, or None if the loader has no such sampler.
 
-    A framework may have replaced or wrapped the sampler.
+    The result is also None if a framework has replaced or wrapped the sampler.
     """
     batches = getattr(loader, "batch_sampler", None)
     found = batches if isinstance(batches, Planned) else getattr(batches, "sampler", None)

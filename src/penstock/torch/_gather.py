@@ -1,7 +1,8 @@
 """Makes batches of tensors with the dataset's `__gather__`, which writes all rows into the slab at once.
 
 A gathered batch is equal to the batch that torch's default_collate would make. If equality is not certain, or if
-anything raises an exception, torch's own code fetches and collates the samples instead.
+anything raises an exception, the samples are fetched and collated instead (see `_collate.py`). The result is then
+torch's batch or torch's error.
 """
 
 from __future__ import annotations

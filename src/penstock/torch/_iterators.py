@@ -188,7 +188,10 @@ class Workers(_Unprofiled, private.WorkersIterator):  # type: ignore[misc]
 
 
 class _ClosedBatches:
-    """Replaces the batches of a closed iterator: `next()` raises an error."""
+    """Replaces the batches of a closed iterator: `next()` raises an error.
+
+    The garbage collector may close an iterator at any time.
+    """
 
     def __next__(self) -> Any:
         raise RuntimeError("This iterator was closed. Call iter(loader) for a new one.")

@@ -3,7 +3,8 @@
 accelerate, Ray Train and Opacus create a loader of torch's class from the attributes that torch's constructor has
 set, and would drop every argument that only penstock has. Lightning creates a loader of the same class from
 `vars(loader)`. All of these libraries pass on `timeout`. So `timeout` is a number that also carries penstock's own
-arguments, as a `Given`. A loader created with such a `timeout` uses penstock's iterators or raises an error.
+arguments, as a `Given`. A loader created with such a `timeout` uses penstock's iterators with these arguments, or
+raises an error.
 """
 
 from __future__ import annotations

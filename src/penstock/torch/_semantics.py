@@ -36,7 +36,7 @@ _SHOWN = [name for name in shown_names() if OPTIONS[name].face.is_theirs]
 
 
 class TorchSession(Session):
-    """The session of a loader with torch's semantics. Copies settings, but keeps no reference to the loader."""
+    """The session of a loader with torch's semantics. Copies settings, because it must not refer to the loader."""
 
     def __init__(self, loader: Any) -> None:
         self._shown: dict[str, Any] = {}

@@ -96,7 +96,7 @@ def store(tensor: torch.Tensor, writer: Writer) -> Spot | None:
 
 
 def reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Reduces a tensor for pickling, like `__reduce_ex__`. The tensor's bytes are pickled out of band."""
+    """Reduces a tensor inside another object, like `__reduce_ex__`. The tensor's bytes are pickled out of band."""
     described = None if tensor.__dict__ else _describe(tensor)
     if described is None:
         if tensor.requires_grad and not tensor.is_leaf:
