@@ -29,7 +29,7 @@ class TaskRunner(Protocol):
         """Applies changes to the dataset. If a change fails, every later task fails with the same error."""
 
     def run(self, task: Task, writer: Writer, gauge: Gauge | NoGauge) -> Done | AtEnd | Errored:
-        """Makes a task's batch. Penstock's own collate writes it to the slab. If `run` itself raises, the worker ends."""
+        """Makes a task's batch, in the slab if penstock collates it. If `run` itself raises, the worker ends."""
 
     def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
         """Returns the outcome of the latest task, whose batch could not be sent because of `error`."""

@@ -7,10 +7,10 @@ behind a slow task in the queue of one worker.
   (slot, seq) through a pipe that all workers read. Reading the token orders the parent's writes before the worker's
   reads, on any processor. Tokens are read in the order of posting; the only reader of a stream relies on this.
 - The worker that reads a token claims the task. Only the claim decides which worker gets the task. A claim changes
-  OPEN to CLAIMED under a record lock on one byte of the board's file. The kernel releases the lock if the holder dies.
-  If the task was rescinded, the claim fails, because the slot is free or holds another seq. But even a failing claim
-  holds the lock for a moment, and a second worker may then want to claim the slot's new task. So claims wait for the
-  lock. If the second claim gave up instead, the new task would stay open without a token.
+  OPEN to CLAIMED under a record lock on one byte of the board's file. The kernel releases the lock if the holder
+  dies. If the task was rescinded, the claim fails, because the slot is free or holds another seq. But even a failing
+  claim holds the lock for a moment, and a second worker may then want to claim the slot's new task. So claims wait
+  for the lock. If the second claim gave up instead, the new task would stay open without a token.
 - When a worker has died, the board shows which slot the worker had claimed. The parent sends tokens again for all
   open tasks, in case the worker died after reading a token.
 - A leave is a request that any one worker exit. Before a worker reads a token, it compares the numbers of wanted and

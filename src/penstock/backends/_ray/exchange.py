@@ -197,7 +197,7 @@ class Exchange:
     def _receive_reply(
         self, remote: RemoteWorker, link: Link, seq: int, piece: tuple[int, int], strays: int, figures: int
     ) -> None:
-        """Receives a reply, its bytes for the slab, and its strays. `piece` is where these bytes go: (offset, size)."""
+        """Receives a reply, its bytes for the slab, and its strays. `piece` is the (offset, size) of the bytes."""
         start, size = piece
         data = link.receive(REPLY.size + figures + strays * STRAY.size)
         reply, told = bytes(data[: REPLY.size]), data[REPLY.size : REPLY.size + figures]

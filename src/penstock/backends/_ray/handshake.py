@@ -3,9 +3,8 @@
     worker   connects --challenge, hello--> waits for WELCOME --unpacks the job--> READY, or BROKEN with the error
     driver   listens on the node's address, and drops connections without the token (see `door.py`)
 
-Ray passes the token, 32 random bytes, to the worker. The token is never sent over the connection
-(see `challenge.py`).
-Neither side unpickles anything before the other side has proved that it has the token.
+Ray passes the token, 32 random bytes, to the worker. The token is never sent over the connection (see
+`challenge.py`). Neither side unpickles anything before the other side has proved that it has the token.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Ledger:
         insort(self._waiting.setdefault(self._seat_of[seq], []), seq)
 
     def rescind(self, seq: int) -> bool:
-        """Withdraws a task, so that its slab is free. Returns False if the task's answer has arrived or is arriving."""
+        """Withdraws a task, which frees its slab. Returns False if the task's answer has arrived or is arriving."""
         if seq not in self._seat_of or seq in self._arriving:
             return False
         if seq in self._holder:
