@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from penstock import DataLoader
+from penstock.formats._format import FileRows
 from penstock.formats._protobuf import MessageError
 from penstock.image import ImageError, Transform
 from penstock.records import CaffeLMDB, RecordError, read_caffe_mean, write_caffe_lmdb
@@ -302,3 +303,14 @@ def test_what_is_no_mean_image_is_named(tmp_path: Path, message: bytes) -> None:
     (tmp_path / "mean.binaryproto").write_bytes(message)
     with pytest.raises(RecordError, match=r"mean\.binaryproto: .* are not a Caffe mean image: "):
         read_caffe_mean(tmp_path / "mean.binaryproto")
+
+
+def test_ranges_cover_a_value_that_begins_where_an_empty_one_ends(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path), map_size=1 << 20) as environment, environment.begin(write=True) as transaction:
+        transaction.put(b"10" * 61, b"")  # at the end of its page
+        transaction.put(b"0", bytes(2040))  # on the next page
+    data = CaffeLMDB(tmp_path)
+    ranges = data.ranges(FileRows(file=0, part=0, first=0, stop=2))
+    for row in range(2):
+        start, size = data.extent(0, row)
+        assert any(first <= start and start + size <= stop for first, stop in ranges)

@@ -128,3 +128,32 @@ def test_opencvs_threads_are_the_parents_again_after_a_fork() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
     ran = subprocess.run([sys.executable, "-c", FORKED_BESIDE], capture_output=True, text=True, env=environment)
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+BESIDE_IMPORTS = """
+import sys, threading
+from penstock.backends import _native_threads
+
+def look():
+    while not over:
+        _native_threads._libraries()
+
+over = []
+threads = [threading.Thread(target=look) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for name in ("sqlite3", "decimal", "_ssl", "_hashlib", "lzma", "bz2", "pyexpat", "_curses", "readline", "pyarrow"):
+    try:
+        __import__(name)
+    except ImportError:
+        pass
+over.append(True)
+for thread in threads:
+    thread.join()
+print("imported")
+"""
+
+
+def test_libraries_are_looked_up_beside_a_thread_that_imports() -> None:
+    command = [sys.executable, "-c", BESIDE_IMPORTS]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=100).stdout == "imported\n"

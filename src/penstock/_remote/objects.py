@@ -6,6 +6,7 @@ would not retry the statuses 408 and 429.)
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,9 @@ from penstock._remote.client import CERTIFICATES, Client, WebServer
 from penstock._remote.retry import RequestFailed, RequestFault, answered, is_passing
 from penstock._remote.store import Page, StoredObject
 from penstock._remote.urls import is_web, redacted
+from penstock._system.interrupts import LiveObjects
 from penstock._system.panics import NO_PANICS
+from penstock._system.platform import register_at_fork
 from penstock.errors import RemoteError
 
 NO_RANGES = (
@@ -84,6 +87,7 @@ class Objects:
         try:
             with NO_PANICS:
                 self._store = make(place, client_options=self._client.options, **settings)
+            _live.add(self)
         except MemoryError:
             raise
         except Exception as error:
@@ -168,6 +172,21 @@ class Objects:
         # Every response of S3 has this header, but obstore does not expose headers.
         region = answer.headers.get("x-amz-bucket-region", "")
         return region if re.fullmatch(r"[a-z0-9-]{1,40}", region) else ""
+
+
+_live = LiveObjects[Objects]()
+
+
+def _leak() -> None:
+    """Keeps the parent's stores in a forked child forever, because freeing one may block.
+
+    obstore then closes its connections, for which it needs a lock that a thread of the parent may have held.
+    """
+    for store in _live:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))  # a global would be cleared at the interpreter's exit
+
+
+register_at_fork(after_in_child=_leak)
 
 
 def is_strong(token: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
 import re
@@ -27,9 +26,7 @@ from penstock._remote.urls import (
     split,
     suspicious,
 )
-from penstock._system.interrupts import LiveObjects
 from penstock._system.panics import NO_PANICS
-from penstock._system.platform import register_at_fork
 from penstock.errors import RemoteError, RemoteFileNotFound
 
 T = TypeVar("T")
@@ -223,7 +220,6 @@ class Remote:
         with self._lock:
             if self._store is None:
                 self._store = _connect(self._root, self._user, self._storage)
-                _live.add(self._store)
             return self._store
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -231,21 +227,6 @@ class Remote:
 
     def __repr__(self) -> str:
         return f"Remote({redacted(self._root)!r})"
-
-
-_live = LiveObjects[Store]()
-
-
-def _leak() -> None:
-    """Keeps the parent's stores in a forked child forever, because freeing one may block.
-
-    obstore closes its connections then, for which it needs a lock that a thread of the parent may have held.
-    """
-    for store in _live:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))  # a global would be cleared at the interpreter's exit
-
-
-register_at_fork(after_in_child=_leak)
 
 
 def remotes(urls: Sequence[str], storage: Storage) -> list[tuple[Remote, str]]:

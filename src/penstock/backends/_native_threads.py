@@ -152,18 +152,18 @@ def _functions_of(library: ctypes.CDLL, *functions: str) -> list[Any]:
     return [getattr(library, name) for name in functions if hasattr(library, name)]
 
 
-_Visit = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-
-# The offset of the path in the C library's dl_phdr_info, where the path follows an address.
-_PATH_AT = ctypes.sizeof(ctypes.c_void_p)
+_RTLD_DI_LINKMAP = 2
+_POINTER = ctypes.sizeof(ctypes.c_void_p)
 
 
 def _libraries() -> list[str]:
+    """Returns the paths of the libraries that this process has loaded, from the list of the dynamic linker."""
+    # Not dl_iterate_phdr: it would wait for the GIL in each callback and hold the linker's lock, for which a thread
+    # that imports a module may be waiting with the GIL. Here, only a library that is unloaded meanwhile is a risk.
+    program, library = ctypes.CDLL(None), ctypes.c_void_p()
+    program.dlinfo(ctypes.c_void_p(program._handle), _RTLD_DI_LINKMAP, ctypes.byref(library))
     found: list[bytes] = []
-
-    def visit(library: int, size: int, data: object) -> int:
-        found.append(ctypes.c_char_p.from_address(library + _PATH_AT).value or b"")
-        return 0
-
-    ctypes.CDLL(None).dl_iterate_phdr(_Visit(visit), None)
+    while library.value:  # a struct link_map: an address, the path, a pointer, the next library
+        found.append(ctypes.c_char_p.from_address(library.value + _POINTER).value or b"")
+        library = ctypes.c_void_p.from_address(library.value + 3 * _POINTER)
     return os.fsdecode(b"\0".join(found)).split("\0")
