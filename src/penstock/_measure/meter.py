@@ -28,7 +28,7 @@ TICK = 500_000_000  # ns between two moments of the history
 
 # Answers are kept packed, and many are counted at once, because that takes a tenth of the time.
 _ANSWER = struct.Struct("6q")
-_MOST = 1024
+_MOST = 128  # each is a cache miss when an epoch begins, which copies them
 
 
 class Answer(NamedTuple):
