@@ -403,8 +403,9 @@ class _RowMaker:
     def _refuse(self, key: int, name: str, length: int, planned: int) -> NoReturn:
         raise ValueError(
             f"document {key} has {counted(length, 'element')} in {name!r}, but its length is given as {planned:,}. "
-            "The rows were planned from the given lengths. If a map changes lengths, measure what it returns: "
-            "pack(..., lengths=len). If the data has changed, measure it again."
+            "The rows were planned from the given lengths. If documents are dicts, lengths=len counts their fields: "
+            f"pass lengths=lambda document: len(document[{name!r}]). If a map changes lengths, or the data has "
+            "changed, measure the documents that pack gets."
         )
 
     def form(self, row: list[Part], documents: _Documents) -> _RowForm:
@@ -630,7 +631,8 @@ def _measured(documents: Any, lengths: GivenLengths) -> Any:
     if known is None:
         raise TypeError(
             f"pack needs the length of each document, and {shown(documents)} does not know them. Pass lengths=, an "
-            "array, or a function that returns the length of a document, such as len: it is called once for each."
+            "array, or a function that is called once for each document and returns its length: len, or for dicts "
+            '`lambda document: len(document["tokens"])`.'
         )
     return known()
 
