@@ -231,6 +231,23 @@ def test_importing_penstock_imports_little() -> None:
     assert len(found) < 145
 
 
+FIRST_BATCH = """
+import sys, penstock
+before = set(sys.modules)
+with penstock.DataLoader(range(8), 4, num_workers=1, multiprocessing_context="fork") as loader:
+    next(iter(loader))
+    print(*sorted(set(sys.modules) - before))
+"""
+
+
+def test_a_first_batch_waits_for_no_module_that_takes_milliseconds() -> None:
+    ran = subprocess.run([sys.executable, "-c", FIRST_BATCH], capture_output=True, text=True, check=True)
+    found = ran.stdout.split()
+    assert "penstock.backends._process.backend" in found
+    slow = {"asyncio", "concurrent.futures", "inspect", "ipaddress", "logging", "pathlib", "tempfile", "urllib"}
+    assert not slow.intersection(found)
+
+
 @pytest.mark.quiet
 def test_importing_penstock_is_quick() -> None:
     """150 ms is the promise. What is asserted is the processor's time relative to numpy's import, in turn."""
