@@ -87,7 +87,7 @@ def look_up() -> int:
         guests.meet_imported()
         _looked_up, _setters, _stops = len(sys.modules), [], []
         for path in _libraries():
-            name = path[path.rfind("/") + 1 :].partition(".")[0].partition("-")[0]
+            name = os.path.basename(path).partition(".")[0].partition("-")[0]
             if name in _FUNCTIONS or "openblas" in name:
                 with suppress(OSError):  # it was unloaded meanwhile
                     _look_into(ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD), name)
