@@ -93,7 +93,8 @@ def test_a_change_plans_no_window_again_that_was_handed_out(monkeypatch: pytest.
     assert min(number for _, number in planned) >= before["consumed"] >> 48
 
 
-def test_a_change_costs_the_same_after_many_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def pages_of_plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the pages that schedules compute from now on."""
     pages: list[int] = []
     page = Schedule._page
 
@@ -102,6 +103,11 @@ def test_a_change_costs_the_same_after_many_changes(monkeypatch: pytest.MonkeyPa
         return page(schedule, number)
 
     monkeypatch.setattr(Schedule, "_page", counted)
+    return pages
+
+
+def test_a_change_costs_the_same_after_many_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = pages_of_plans(monkeypatch)
     loader: Any = penstock.DataLoader(mixture(), batch_size=4, seed=1)
     reader, costs = iter(loader), []
     for number in range(12):
@@ -124,14 +130,7 @@ def test_a_resume_plans_nothing_for_the_changes_before(old: bool, monkeypatch: p
     if old:
         for stage in state["dataset"]["stages"]:
             del stage["given"]
-    pages: list[int] = []
-    page = Schedule._page
-
-    def counted(schedule: Schedule, number: int) -> Any:
-        pages.append(number)
-        return page(schedule, number)
-
-    monkeypatch.setattr(Schedule, "_page", counted)
+    pages = pages_of_plans(monkeypatch)
     resumed: Any = penstock.DataLoader(mixture(), batch_size=4, seed=1)
     resumed.load_state_dict(state)
     assert next(iter(resumed)).tolist() == next(reader).tolist()
